@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package member
+
+import (
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+// Paths of the control plane that members call, over the channel.
+const (
+	PathHeartbeat = "/cells/v1/members/heartbeat" // POST Heartbeat -> HeartbeatReply
+	PathLeave     = "/cells/v1/members/leave"     // POST Heartbeat (Instance counts)
+	PathRoutes    = "/cells/v1/routes"            // table/remote: list, get, watch
+)
+
+// Paths that a member's agent serves, over the channel. All are POST with a JSON
+// body; those marked (stream) answer NDJSON lines of StepLine, the last of which
+// carries Result or Error.
+const (
+	PathDrain       = "/cells/v1/agent/drain"        // cells.TenantRoute -> {}
+	PathFenceOpen   = "/cells/v1/agent/fence/open"   // cells.FenceOrder -> {}
+	PathFenceClose  = "/cells/v1/agent/fence/close"  // cells.FenceOrder -> {}
+	PathEventsPause = "/cells/v1/agent/events/pause" // cells.BarrierOrder -> EventsReply
+	PathEventsStart = "/cells/v1/agent/events/start" // EventsStart -> {}
+	PathSurvey      = "/cells/v1/agent/survey"       // SurveyRequest -> transfer.Survey
+	PathPrepare     = "/cells/v1/agent/prepare"      // MoveOrder -> (stream) cells.Prediction
+	PathFinish      = "/cells/v1/agent/finish"       // MoveOrder -> (stream) FinishReply
+	PathDiscard     = "/cells/v1/agent/discard"      // DiscardOrder -> (stream) {}
+	// PathTransfer is the prefix of what one cell's agent serves to another's; see
+	// package transfer for what is below it.
+	PathTransfer = "/cells/v1/transfer/"
+)
+
+// Heartbeat is how a process says that it lives, and where.
+type Heartbeat struct {
+	Cell     cells.CellID `json:"cell"`
+	Instance string       `json:"instance"` // unique per process start
+	Version  string       `json:"version"`
+	PID      int          `json:"pid"`
+	// ServiceURL is where edges reach the process; AgentURL where the control plane
+	// and other cells' agents do (https, channel).
+	ServiceURL string `json:"service_url"`
+	AgentURL   string `json:"agent_url"`
+	// Ready: fences are reconciled, routes are fresh, the service says so.
+	Ready bool `json:"ready"`
+	// Reason says why not ready.
+	Reason string `json:"reason,omitempty"`
+	// Revision is how far this process's view of the routes is.
+	Revision cells.Revision `json:"revision"`
+	Engine   string         `json:"engine,omitempty"`
+	// Load for people and policies.
+	InFlight int64 `json:"in_flight"`
+}
+
+// HeartbeatReply tells the member how often to report and when it counts as gone.
+type HeartbeatReply struct {
+	Every time.Duration `json:"every"`
+	Lapse time.Duration `json:"lapse"`
+}
+
+// EventsReply answers PathEventsPause.
+type EventsReply struct {
+	Mark cells.EventSeq `json:"mark"`
+}
+
+// EventsStart is the body of PathEventsStart.
+type EventsStart struct {
+	cells.BarrierOrder
+	Mark cells.EventSeq `json:"mark"`
+}
+
+// SurveyRequest is the body of PathSurvey.
+type SurveyRequest struct {
+	Tenant cells.TenantID `json:"tenant"`
+}
+
+// MoveOrder is the body of PathPrepare and PathFinish, sent to the target.
+type MoveOrder struct {
+	Move cells.MoveRef `json:"move"`
+	// Sources are the agent URLs of live processes of the source cell.
+	Sources []string `json:"sources"`
+	// RowsPerSecond throttles the copy; 0 is unlimited.
+	RowsPerSecond int `json:"rows_per_second,omitempty"`
+}
+
+// FinishReply is the result of PathFinish.
+type FinishReply struct {
+	Mark string `json:"mark"`
+}
+
+// DiscardOrder is the body of PathDiscard.
+type DiscardOrder struct {
+	Tenant  cells.TenantID `json:"tenant"`
+	Residue cells.Residue  `json:"residue"`
+	// RowsPerSecond throttles the removal; 0 is unlimited.
+	RowsPerSecond int `json:"rows_per_second,omitempty"`
+}
+
+// StepLine is one line of a streamed answer.
+type StepLine struct {
+	Progress *cells.Progress `json:"progress,omitempty"`
+	Result   any             `json:"result,omitempty"`
+	Error    *StepError      `json:"error,omitempty"`
+}
+
+// StepError carries one of the sentinels of package cells over the wire.
+type StepError struct {
+	// Kind is "stale_order", "fenced", "not_found", "invalid", "unavailable",
+	// "conflict" or "" for anything else.
+	Kind    string `json:"kind,omitempty"`
+	Message string `json:"message"`
+}
