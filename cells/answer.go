@@ -38,6 +38,14 @@ const (
 	CodeBadRequest         Code = "BAD_REQUEST"
 	CodeTooLarge           Code = "TOO_LARGE"
 	CodeNotServed          Code = "NOT_SERVED"
+
+	// Answers of the control plane to operators and to members.
+	CodeNoOperatorCredential Code = "NO_OPERATOR_CREDENTIAL"
+	CodeUnauthenticated      Code = "UNAUTHENTICATED"
+	CodeForbidden            Code = "FORBIDDEN"
+	CodeNotFound             Code = "NOT_FOUND"
+	CodeConflict             Code = "CONFLICT"
+	CodeBudgetExceeded       Code = "BUDGET_EXCEEDED"
 )
 
 type codeInfo struct {
@@ -67,6 +75,13 @@ var codeTable = map[Code]codeInfo{
 	CodeBadRequest:         {http.StatusBadRequest, codes.InvalidArgument, false, "the request is malformed"},
 	CodeTooLarge:           {http.StatusRequestEntityTooLarge, codes.ResourceExhausted, false, "the request is too large"},
 	CodeNotServed:          {http.StatusNotFound, codes.Unimplemented, false, "this path is not served here"},
+
+	CodeNoOperatorCredential: {http.StatusServiceUnavailable, codes.Unavailable, true, "no operator credential is configured"},
+	CodeUnauthenticated:      {http.StatusUnauthorized, codes.Unauthenticated, false, "the credential is missing or wrong"},
+	CodeForbidden:            {http.StatusForbidden, codes.PermissionDenied, false, "this identity may not do that"},
+	CodeNotFound:             {http.StatusNotFound, codes.NotFound, false, "there is no such record"},
+	CodeConflict:             {http.StatusConflict, codes.FailedPrecondition, false, "the request contradicts what is stored"},
+	CodeBudgetExceeded:       {http.StatusConflict, codes.FailedPrecondition, false, "the tenant's unavailability budget does not allow it"},
 }
 
 // HTTPStatus returns the status that the code travels with; 500 for a code
