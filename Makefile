@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Two commands do everything: make demo, make test. `make` lists the rest.
+
+GO       ?= go
+BIN      := bin
+VERSION  ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+RACE     ?= -race
+export CGO_ENABLED ?= 1
+
+.DEFAULT_GOAL := help
+
+help: ## list what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+
+build: ## build bin/cell and bin/memory
+	@mkdir -p $(BIN)
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/cell ./cmd/cell
+	cd services && $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o ../$(BIN)/memory ./memory/cmd/memory
+
+demo: build ## start a fleet, place two tenants, move one under load; Ctrl-C ends it
+	$(BIN)/cell dev --demo $(DEMO_ARGS)
+
+demo-postgres: build postgres ## the same with a private Postgres cluster for each cell
+	$(BIN)/cell dev --demo --store postgres $(DEMO_ARGS)
+
+test: postgres lint ## everything that CI runs
+	$(GO) test $(RACE) -timeout 20m ./...
+	cd services && $(GO) test $(RACE) -timeout 10m ./...
+
+test-quick: lint ## without the race detector and without the long runs
+	$(GO) test -short ./...
+	cd services && $(GO) test -short ./...
+
+lint: ## gofmt, go vet, generated files are current
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "gofmt: $$bad"; exit 1; fi
+	$(GO) vet ./...
+	cd services && $(GO) vet ./...
+
+docs: build ## write the CLI reference again
+	$(BIN)/cell docs --dir docs/cli
+
+postgres: ## install Debian's Postgres server if it is missing
+	@scripts/need-postgres
+
+bench-move: build postgres ## the pause and the copy rate of moves under load, on both stores
+	$(BIN)/cell bench move --store sqlite
+	$(BIN)/cell bench move --store postgres
+
+bench-fence: postgres ## candidates for the fence's locking, side by side
+	$(GO) test ./guard/postgres -run '^$$' -bench BenchmarkFence -benchtime 2s -count 5
+
+bench-edge: ## the edge beside httputil.ReverseProxy
+	$(GO) test ./edge -run '^$$' -bench BenchmarkEdge -benchmem -count 7
+
+fuzz: ## every fuzz target for a while (FUZZTIME=30s)
+	scripts/fuzz $(or $(FUZZTIME),30s)
+
+clean: ## remove what was built and the dev fleet's state
+	rm -rf $(BIN) .cell
+
+.PHONY: help build demo demo-postgres test test-quick lint docs postgres bench-move bench-fence bench-edge fuzz clean

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Op is one request of a hammer, as its client saw it.
+type Op struct {
+	Client  int
+	Key     string
+	Write   bool
+	Value   string // written, or read
+	Version int64  // acknowledged, or read; 0 when there was none
+	Call    time.Time
+	Return  time.Time
+	// Err is nil for an acknowledged request. Unknown says that it may have run.
+	Err     error
+	Unknown bool
+}
+
+// Hammer reads and writes one tenant's keys from several clients at once.
+type Hammer struct {
+	Client *Client
+	// Clients is the number of concurrent clients; Keys how many keys they share.
+	Clients, Keys int
+	// WriteShare in percent; 0 means 50.
+	WriteShare int
+	// Pause between two requests of one client; 0 is none.
+	Pause time.Duration
+	// Namespace of the keys; "" means "hammer".
+	Namespace string
+
+	mu  sync.Mutex // guards ops
+	ops []Op
+}
+
+// Run hammers until ctx ends.
+func (h *Hammer) Run(ctx context.Context) {
+	if h.WriteShare == 0 {
+		h.WriteShare = 50
+	}
+	if h.Namespace == "" {
+		h.Namespace = "hammer"
+	}
+	var wg sync.WaitGroup
+	for i := range h.Clients {
+		wg.Go(func() { h.client(ctx, i) })
+	}
+	wg.Wait()
+}
+
+func (h *Hammer) client(ctx context.Context, id int) {
+	rng := rand.New(rand.NewPCG(uint64(id), 7))
+	for n := 0; ctx.Err() == nil; n++ {
+		op := Op{Client: id, Key: fmt.Sprintf("k%d", rng.IntN(h.Keys)), Write: rng.IntN(100) < h.WriteShare}
+		// The request is not cut off at the end of the run: its outcome would be unknown.
+		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 60*time.Second)
+		op.Call = time.Now()
+		var it Item
+		if op.Write {
+			op.Value = fmt.Sprintf("%d-%d", id, n)
+			it, op.Err = h.Client.Set(rctx, h.Namespace, op.Key, op.Value, -1)
+		} else {
+			it, op.Err = h.Client.Get(rctx, h.Namespace, op.Key)
+			if len(it.Value) > 2 {
+				op.Value = string(it.Value[1 : len(it.Value)-1])
+			}
+		}
+		op.Return = time.Now()
+		cancel()
+		op.Version = it.Version
+		var se *StatusError
+		switch {
+		case op.Err == nil:
+		case errors.As(op.Err, &se) && se.Status == 404 && se.Code == "NO_SUCH_MEMORY":
+			op.Err = nil
+		case errors.As(op.Err, &se) && se.Code != "CELL_UNREACHABLE" && se.Code != "BACKEND_TIMEOUT" && se.Status != 500:
+			// Refused before anything ran.
+		default:
+			op.Unknown = true
+		}
+		h.mu.Lock()
+		h.ops = append(h.ops, op)
+		h.mu.Unlock()
+		if h.Pause > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(h.Pause):
+			}
+		}
+	}
+}
+
+// Ops returns what was recorded so far; the caller owns the slice.
+func (h *Hammer) Ops() []Op {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]Op(nil), h.ops...)
+}
+
+// Tally is what a hammer's books say in the end.
+type Tally struct {
+	Requests, Writes, Failed, Unknown int
+	// Lost acknowledged writes are not in the key's history; Duplicated ones are in
+	// it more than once; Phantom versions were never sent or were refused.
+	Lost, Duplicated, Phantom int
+	FirstFailure              string
+}
+
+// Verify reads the history of every key and compares it with the books.
+func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
+	var t Tally
+	type write struct{ key, value string }
+	acked, maybe := map[write]int64{}, map[write]bool{}
+	keys := map[string]bool{}
+	for _, op := range h.Ops() {
+		t.Requests++
+		keys[op.Key] = true
+		w := write{op.Key, op.Value}
+		switch {
+		case op.Err != nil:
+			t.Failed++
+			if t.FirstFailure == "" {
+				t.FirstFailure = op.Err.Error()
+			}
+			if op.Unknown {
+				t.Unknown++
+			}
+			if op.Write && op.Unknown {
+				maybe[w] = true
+			}
+		case op.Write:
+			t.Writes++
+			acked[w] = op.Version
+		}
+	}
+	for key := range keys {
+		items, err := h.Client.History(ctx, h.Namespace, key)
+		if err != nil {
+			return t, fmt.Errorf("history of %s: %w", key, err)
+		}
+		seen := map[string]int{}
+		for i, it := range items {
+			if i > 0 && items[i-1].Version != it.Version+1 {
+				t.Lost++ // a hole in the versions
+			}
+			if len(it.Value) < 2 {
+				t.Phantom++
+				continue
+			}
+			v := string(it.Value[1 : len(it.Value)-1])
+			seen[v]++
+			w := write{key, v}
+			switch version, ok := acked[w]; {
+			case seen[v] > 1:
+				t.Duplicated++
+			case ok && version != it.Version:
+				t.Lost++
+			case !ok && !maybe[w]:
+				t.Phantom++
+			}
+		}
+		for w := range acked {
+			if w.key == key && seen[w.value] == 0 {
+				t.Lost++
+			}
+		}
+	}
+	return t, nil
+}
+
+// Slowest returns the longest time that a request took of those that overlap
+// the span from..to; 0 if there is none.
+func (h *Hammer) Slowest(from, to time.Time) time.Duration {
+	var most time.Duration
+	for _, op := range h.Ops() {
+		if op.Call.Before(to) && op.Return.After(from) {
+			most = max(most, op.Return.Sub(op.Call))
+		}
+	}
+	return most
+}

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package memory
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
+)
+
+// Service answers the memory API from a store. Make it with [New].
+type Service struct {
+	store  *Store
+	events guard.Outbox
+	log    *slog.Logger
+	tenant func(*http.Request) (cells.TenantID, error)
+}
+
+// Options of a service.
+type Options struct {
+	Log *slog.Logger
+	// Tenant names the tenant of a request that no cell admitted; used only when
+	// the service runs alone. Nil means that every request needs an admission.
+	Tenant func(*http.Request) (cells.TenantID, error)
+}
+
+// New returns the service on a store. The store stays the caller's to close.
+func New(store *Store, o Options) *Service {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Service{store: store, events: store.Outbox(), log: o.Log, tenant: o.Tenant}
+}
+
+// Handler returns the API. In a cell it is wrapped by the member's gate, which
+// puts the admission into each request's context.
+func (s *Service) Handler() http.Handler {
+	mux := http.NewServeMux()
+	post := func(path string, h func(ctx context.Context, t cells.TenantID, body []byte) (any, error)) {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { s.call(w, r, h) })
+	}
+	post("/v1/memory.set", s.set)
+	post("/v1/memory.get", s.get)
+	post("/v1/memory.delete", s.delete)
+	post("/v1/memory.list", s.list)
+	post("/v1/memory.history", s.history)
+	post("/v1/memory.bulk_set", s.bulkSet)
+	post("/v1/memory.bulk_get", s.bulkGet)
+	mux.HandleFunc("GET /v1/events", s.stream)
+	return mux
+}
+
+func (s *Service) tenantOf(r *http.Request) (cells.TenantID, error) {
+	if a, ok := cells.AdmissionFromContext(r.Context()); ok {
+		return a.Tenant, nil
+	}
+	if s.tenant == nil {
+		return "", &cells.Answer{Code: cells.CodeTenancyRefused, Detail: "the request carries no admission of this cell"}
+	}
+	return s.tenant(r)
+}
+
+func (s *Service) call(w http.ResponseWriter, r *http.Request, h func(context.Context, cells.TenantID, []byte) (any, error)) {
+	tenant, err := s.tenantOf(r)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			err = &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a request body may have %d bytes", maxBody)}
+		} else {
+			err = fmt.Errorf("%w: reading the body: %w", ErrBadRequest, err)
+		}
+		s.fail(w, r, err)
+		return
+	}
+	out, err := h(r.Context(), tenant, body)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		http.Error(w, "encoding the answer failed", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(buf.Bytes())
+}
+
+// decode is strict: one JSON object, no unknown fields, nothing behind it.
+func decode[T any](body []byte) (T, error) {
+	var v T
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&v); err != nil {
+		return v, fmt.Errorf("%w: %w", ErrBadRequest, err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return v, fmt.Errorf("%w: there is something behind the JSON object", ErrBadRequest)
+	}
+	return v, nil
+}
+
+// problem is the service's own error document (RFC 9457).
+type problem struct {
+	Type    string `json:"type"`
+	Title   string `json:"title"`
+	Status  int    `json:"status"`
+	Code    string `json:"code"`
+	Detail  string `json:"detail,omitempty"`
+	Retry   bool   `json:"retry"`
+	Version *int64 `json:"version,omitempty"`
+}
+
+func (s *Service) fail(w http.ResponseWriter, r *http.Request, err error) {
+	var conflict *VersionConflict
+	p := problem{Type: "about:blank", Status: http.StatusInternalServerError, Title: "the request failed", Code: "INTERNAL"}
+	switch {
+	case errors.As(err, &conflict):
+		p.Status, p.Title, p.Code, p.Detail, p.Version = http.StatusConflict, "the memory is at another version", "VERSION_CONFLICT", err.Error(), &conflict.Have
+	case errors.Is(err, ErrBadRequest):
+		p.Status, p.Title, p.Code, p.Detail = http.StatusBadRequest, "the request is malformed", "BAD_REQUEST", err.Error()
+	case errors.Is(err, ErrNoItem):
+		p.Status, p.Title, p.Code = http.StatusNotFound, "there is no such memory", "NO_SUCH_MEMORY"
+	case cells.AnswerOf(err) != nil:
+		cells.WriteProblem(w, r, cells.AnswerOf(err))
+		return
+	case errors.Is(err, cells.ErrFenced):
+		// The transaction was refused as a whole: it is safe to send it again.
+		cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeStaleRoute, Detail: "the tenant's fence refused the write; nothing was written", Err: err})
+		return
+	case errors.Is(err, cells.ErrUnavailable):
+		cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeBackendUnavailable, Detail: "the cell's database did not answer", Err: err})
+		return
+	case r.Context().Err() != nil:
+		p.Status, p.Title, p.Code = http.StatusServiceUnavailable, "the request was given up", "CANCELLED"
+	default:
+		s.log.Error("request failed", "path", r.URL.Path, "err", err)
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(p)
+}
+
+func (s *Service) set(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+	wr, err := decode[Write](body)
+	if err != nil {
+		return nil, err
+	}
+	items, err := s.store.Write(ctx, t, "memory.set", []Write{wr})
+	if err != nil {
+		return nil, err
+	}
+	return items[0], nil
+}
+
+func (s *Service) delete(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+	in, err := decode[struct {
+		Ref
+		IfVersion *int64 `json:"if_version"`
+	}](body)
+	if err != nil {
+		return nil, err
+	}
+	items, err := s.store.Write(ctx, t, "memory.delete", []Write{{Ref: in.Ref, IfVersion: in.IfVersion, Delete: true}})
+	if err != nil {
+		return nil, err
+	}
+	return items[0], nil
+}
+
+func (s *Service) bulkSet(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+	in, err := decode[struct {
+		Items []Write `json:"items"`
+	}](body)
+	if err != nil {
+		return nil, err
+	}
+	if len(in.Items) == 0 || len(in.Items) > MaxBulk {
+		return nil, fmt.Errorf("%w: items has %d entries; 1 to %d are allowed", ErrBadRequest, len(in.Items), MaxBulk)
+	}
+	items, err := s.store.Write(ctx, t, "memory.bulk_set", in.Items)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"items": items}, nil
+}
+
+func (s *Service) get(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+	ref, err := decode[Ref](body)
+	if err != nil {
+		return nil, err
+	}
+	items, err := s.store.Read(ctx, t, []Ref{ref})
+	if err != nil {
+		return nil, err
+	}
+	if len(items) == 0 {
+		return nil, ErrNoItem
+	}
+	return items[0], nil
+}
+
+func (s *Service) bulkGet(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+	in, err := decode[struct {
+		Items []Ref `json:"items"`
+	}](body)
+	if err != nil {
+		return nil, err
+	}
+	if len(in.Items) == 0 || len(in.Items) > MaxBulk {
+		return nil, fmt.Errorf("%w: items has %d entries; 1 to %d are allowed", ErrBadRequest, len(in.Items), MaxBulk)
+	}
+	items, err := s.store.Read(ctx, t, in.Items)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"items": items}, nil
+}
+
+type page struct {
+	Items []Item `json:"items"`
+	// Cursor continues after the last item; "" on the last page.
+	Cursor string `json:"cursor,omitempty"`
+}
+
+func pageSize(limit int) (int, error) {
+	if limit < 0 || limit > MaxPage {
+		return 0, fmt.Errorf("%w: limit is %d; 0 to %d are allowed", ErrBadRequest, limit, MaxPage)
+	}
+	if limit == 0 {
+		limit = 100
+	}
+	return limit, nil
+}
+
+func (s *Service) list(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+	in, err := decode[struct {
+		Namespace string `json:"namespace"`
+		Prefix    string `json:"prefix"`
+		Cursor    string `json:"cursor"`
+		Limit     int    `json:"limit"`
+	}](body)
+	if err != nil {
+		return nil, err
+	}
+	if err := validName("namespace", in.Namespace, MaxNamespace); err != nil {
+		return nil, err
+	}
+	limit, err := pageSize(in.Limit)
+	if err != nil {
+		return nil, err
+	}
+	after, err := base64.RawURLEncoding.DecodeString(in.Cursor)
+	if err != nil {
+		return nil, fmt.Errorf("%w: cursor is not one that this service gave", ErrBadRequest)
+	}
+	items, err := s.store.List(ctx, t, in.Namespace, in.Prefix, string(after), limit+1)
+	if err != nil {
+		return nil, err
+	}
+	p := page{Items: items}
+	if len(items) > limit {
+		p.Items = items[:limit]
+		p.Cursor = base64.RawURLEncoding.EncodeToString([]byte(items[limit-1].Key))
+	}
+	return p, nil
+}
+
+func (s *Service) history(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+	in, err := decode[struct {
+		Ref
+		Before int64 `json:"before"`
+		Limit  int   `json:"limit"`
+	}](body)
+	if err != nil {
+		return nil, err
+	}
+	if err := in.Ref.Validate(); err != nil {
+		return nil, err
+	}
+	limit, err := pageSize(in.Limit)
+	if err != nil {
+		return nil, err
+	}
+	items, err := s.store.History(ctx, t, in.Ref, in.Before, limit)
+	if err != nil {
+		return nil, err
+	}
+	return page{Items: items}, nil
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package memory
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+// keepAlive is how often an idle stream sends a comment, so that whatever stands
+// between sees life.
+const keepAlive = 15 * time.Second
+
+// stream answers GET /v1/events: the tenant's events as server-sent events, id =
+// event_seq, from Last-Event-ID on (or ?after=; from the start without either).
+// When the tenant moves the stream ends cleanly; the client reconnects with its
+// Last-Event-ID and goes on in the new cell without a gap.
+func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
+	tenant, err := s.tenantOf(r)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	last := r.Header.Get("Last-Event-ID")
+	if last == "" {
+		last = r.URL.Query().Get("after")
+	}
+	var after cells.EventSeq
+	if last != "" {
+		n, err := strconv.ParseUint(last, 10, 63)
+		if err != nil {
+			s.fail(w, r, fmt.Errorf("%w: Last-Event-ID is not a number that this service gave", ErrBadRequest))
+			return
+		}
+		after = cells.EventSeq(n)
+	}
+	out := http.NewResponseController(w)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	if _, err := fmt.Fprint(w, "retry: 50\n\n"); err != nil || out.Flush() != nil {
+		return
+	}
+	ctx := r.Context()
+	for ctx.Err() == nil {
+		events, err := s.events.Events(ctx, tenant, after, 256)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.log.Error("reading events failed", "err", err)
+			}
+			return
+		}
+		for _, e := range events {
+			data, err := json.Marshal(e)
+			if err != nil {
+				return
+			}
+			if _, err := fmt.Fprintf(w, "id: %d\nevent: %s\ndata: %s\n\n", e.Seq, e.Type, data); err != nil {
+				return
+			}
+			after = e.Seq
+		}
+		if len(events) > 0 {
+			if out.Flush() != nil {
+				return
+			}
+			continue
+		}
+		wait, cancel := context.WithTimeout(ctx, keepAlive)
+		err = s.events.Wait(wait, tenant, after)
+		timedOut := wait.Err() != nil
+		cancel()
+		if err != nil && timedOut && ctx.Err() == nil {
+			if _, err := fmt.Fprint(w, ": alive\n\n"); err != nil || out.Flush() != nil {
+				return
+			}
+		} else if err != nil {
+			return
+		}
+	}
+}
