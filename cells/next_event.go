@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"fmt"
+	"time"
+)
+
+// EventKind says what happened, or what is asked for.
+type EventKind uint8
+
+// The events. The comment names the fields of Event that count, besides Stamp,
+// At and Actor, and the step that the event makes.
+const (
+	// EventClaim places a tenant that has no row, or a tombstone: Tenant, Cell,
+	// OperationID, Fallback. ABSENT -> ACTIVE(Cell,1); DELETED(N) -> ACTIVE(Cell,N+1).
+	EventClaim EventKind = iota + 1
+	// EventBegin starts preparing a move: Move, Cell (the target), From (the source,
+	// "" for any), OwnsData. ACTIVE(A,N) -> ACTIVE(A,N) with MoveID.
+	EventBegin
+	// EventQuiesce starts the cut: Move, Deadline. ACTIVE(A,N) -> QUIESCING(A,N).
+	EventQuiesce
+	// EventGatesClosed: Move. The gates are told. QUIESCING(A,N) -> DRAINING(A,N).
+	EventGatesClosed
+	// EventDrained: Move. Nothing is in flight. DRAINING(A,N) -> COPYING(A,N+1).
+	EventDrained
+	// EventCommit decides for the target: Move, EventMark, DataMark. The source's fence
+	// is closed at N+1 and the target has everything.
+	// COPYING(A,N+1) -> COMMITTING(B,N+2).
+	EventCommit
+	// EventRollback decides for the source: Move, Reason. From ACTIVE with a move,
+	// QUIESCING, DRAINING or COPYING -> COMMITTING(A,N+2).
+	EventRollback
+	// EventOpened: Move, Epoch. The fence is open. COMMITTING(X,N+2) -> ACTIVE(X,N+2).
+	EventOpened
+	// EventRemoved drops an entry of Residue whose rows are gone: Cell, Epoch, Move.
+	EventRemoved
+	// EventDelete removes a tenant: Epoch (the one it is served at), OwnsData and then
+	// Move (an id for the removal). ACTIVE(A,N) -> DELETING(A,N+1).
+	EventDelete
+	// EventDeleted: Epoch. The fence is closed. DELETING(A,N) -> DELETED(A,N).
+	EventDeleted
+)
+
+var eventNames = [...]string{
+	EventClaim: "claim", EventBegin: "begin", EventQuiesce: "quiesce", EventGatesClosed: "gates-closed",
+	EventDrained: "drained", EventCommit: "commit", EventRollback: "rollback", EventOpened: "opened",
+	EventRemoved: "removed", EventDelete: "delete", EventDeleted: "deleted",
+}
+
+// String returns the event's name, as scripts write it.
+func (k EventKind) String() string {
+	if k == 0 || int(k) >= len(eventNames) {
+		return fmt.Sprintf("EventKind(%d)", uint8(k))
+	}
+	return eventNames[k]
+}
+
+// Event is the input of [Next]. Which fields count depends on Kind; the others
+// are ignored.
+type Event struct {
+	Kind   EventKind
+	Tenant TenantID
+	Move   MoveID
+	// Cell is the cell to claim, the target to move to, or the cell of a residue.
+	Cell CellID
+	// From is the cell that a move expects the tenant in; "" expects nothing.
+	From CellID
+	// Fallback, for EventClaim: the cell that serves tenants without a row, at
+	// epoch 0, or "". A claim for it keeps epoch 0 good (Floor 0); a claim for
+	// another cell is refused: that is a move.
+	Fallback CellID
+	// Epoch is the one that the event is about.
+	Epoch Epoch
+	// Deadline bounds the cut. It is written, never compared.
+	Deadline time.Time
+	// EventMark and DataMark are what the commit records.
+	EventMark EventSeq
+	DataMark  string
+	// OwnsData: cells own their data, so the loser of a move holds rows that have to
+	// be removed.
+	OwnsData    bool
+	OperationID string
+	Reason      string
+
+	// Actor, if set, At and Stamp are written to the row when it changes.
+	Actor string
+	At    time.Time
+	Stamp string
+}
+
+func (ev Event) check() error {
+	if ev.Kind == 0 || int(ev.Kind) >= len(eventNames) {
+		return fmt.Errorf("%w: event kind %d", ErrInvalid, uint8(ev.Kind))
+	}
+	var errs [3]error
+	switch ev.Kind {
+	case EventClaim:
+		errs[0], errs[1] = ev.Tenant.Validate(), ev.Cell.Validate()
+		if ev.Fallback != "" {
+			errs[2] = ev.Fallback.Validate()
+		}
+	case EventBegin:
+		errs[0], errs[1] = ev.Move.Validate(), ev.Cell.Validate()
+		if ev.From != "" {
+			errs[2] = ev.From.Validate()
+		}
+	case EventQuiesce:
+		errs[0] = ev.Move.Validate()
+		if ev.Deadline.IsZero() {
+			errs[1] = fmt.Errorf("%w: a cut needs a deadline", ErrInvalid)
+		}
+	case EventGatesClosed, EventDrained, EventCommit, EventRollback, EventOpened:
+		errs[0] = ev.Move.Validate()
+	case EventRemoved:
+		errs[0], errs[1] = ev.Move.Validate(), ev.Cell.Validate()
+	case EventDelete:
+		if ev.OwnsData {
+			errs[0] = ev.Move.Validate()
+		}
+	}
+	for _, err := range errs {
+		if err != nil {
+			return fmt.Errorf("event %s: %w", ev.Kind, err)
+		}
+	}
+	return nil
+}
+
+// ElsewhereError is how a claim is refused: it carries the winner. It wraps
+// [ErrElsewhere].
+type ElsewhereError struct {
+	// Route is the tenant's row. Its State is 0 when the tenant has no row and is
+	// served by CellID for that reason.
+	Route TenantRoute
+}
+
+// Error implements error.
+func (e *ElsewhereError) Error() string {
+	if e.Route.State == 0 {
+		return fmt.Sprintf("%v: tenant %s is served by the default cell %s; move it", ErrElsewhere, e.Route.TenantID, e.Route.CellID)
+	}
+	return fmt.Sprintf("%v: tenant %s is in cell %s", ErrElsewhere, e.Route.TenantID, e.Route.CellID)
+}
+
+// Unwrap returns [ErrElsewhere].
+func (e *ElsewhereError) Unwrap() error { return ErrElsewhere }
+
+// CheckRoute reports whether a row can have been written by the protocol; the
+// zero route (no row) is good. The error wraps [ErrInvalid]. It does not look at
+// Revision, Stamp and the fields that are for people.
+func CheckRoute(r TenantRoute) error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: route of tenant %q: %s", ErrInvalid, r.TenantID, fmt.Sprintf(format, args...))
+	}
+	if r.State == 0 {
+		if r.TenantID != "" || r.CellID != "" || r.Epoch != 0 || r.MoveID != "" || len(r.Residue) > 0 {
+			return bad("no state")
+		}
+		return nil
+	}
+	if int(r.State) >= len(stateNames) {
+		return bad("state %d", uint8(r.State))
+	}
+	if err := r.TenantID.Validate(); err != nil {
+		return err
+	}
+	if err := r.CellID.Validate(); err != nil {
+		return err
+	}
+	if r.Epoch == 0 || r.Floor > r.Epoch {
+		return bad("epoch %d with floor %d", r.Epoch, r.Floor)
+	}
+	if err := checkMove(r); err != nil {
+		return bad("%v", err)
+	}
+	for i, e := range r.Residue {
+		if err := e.Cell.Validate(); err != nil {
+			return err
+		}
+		if err := e.Move.Validate(); err != nil {
+			return err
+		}
+		if e.Epoch > r.Epoch && (r.MoveID == "" || e.Move != r.MoveID) {
+			return bad("residue at epoch %d, above %d", e.Epoch, r.Epoch)
+		}
+		for _, o := range r.Residue[:i] {
+			if o.Cell == e.Cell {
+				return bad("two residues in cell %s", e.Cell)
+			}
+		}
+	}
+	return nil
+}
+
+func checkMove(r TenantRoute) error {
+	if r.MoveID == "" {
+		if r.SourceCell != "" || r.TargetCell != "" || r.Base != 0 {
+			return fmt.Errorf("ends of a move without a move")
+		}
+		if r.Moving() {
+			return fmt.Errorf("%s without a move", r.State)
+		}
+		return nil
+	}
+	if err := r.MoveID.Validate(); err != nil {
+		return err
+	}
+	if err := r.SourceCell.Validate(); err != nil {
+		return err
+	}
+	if err := r.TargetCell.Validate(); err != nil {
+		return err
+	}
+	if r.SourceCell == r.TargetCell {
+		return fmt.Errorf("a move from %s to itself", r.SourceCell)
+	}
+	epoch, cell := r.Base, r.SourceCell
+	switch r.State {
+	case StateActive, StateQuiescing, StateDraining:
+	case StateCopying:
+		epoch = r.Base + 1
+	case StateCommitting:
+		epoch = r.Base + 2
+		if r.CellID == r.TargetCell {
+			cell = r.TargetCell
+		}
+	default:
+		return fmt.Errorf("%s with a move", r.State)
+	}
+	if r.Epoch != epoch || r.CellID != cell {
+		return fmt.Errorf("%s at (%s,%d) in a move from (%s,%d)", r.State, r.CellID, r.Epoch, r.SourceCell, r.Base)
+	}
+	return nil
+}
