@@ -4,7 +4,6 @@ package cells
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"time"
 )
@@ -34,7 +33,7 @@ func Next(route TenantRoute, ev Event) (TenantRoute, []Effect, error) {
 	if err := ev.check(); err != nil {
 		return route, nil, err
 	}
-	if route.State != 0 && route.Epoch > math.MaxUint64-4 {
+	if route.State != 0 && route.Epoch > maxNumber-4 {
 		return route, nil, fmt.Errorf("%w: tenant %s has used up its epochs", ErrInvalid, route.TenantID)
 	}
 	next, changed, err := transition(route.Clone(), ev)

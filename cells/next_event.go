@@ -147,87 +147,45 @@ func (e *ElsewhereError) Error() string {
 // Unwrap returns [ErrElsewhere].
 func (e *ElsewhereError) Unwrap() error { return ErrElsewhere }
 
-// CheckRoute reports whether a row can have been written by the protocol; the
-// zero route (no row) is good. The error wraps [ErrInvalid]. It does not look at
-// Revision, Stamp and the fields that are for people.
+// CheckRoute reports whether a row can have been written by the protocol: beyond
+// [ValidateRoute] it compares the state with the move's epochs and cells. The
+// zero route (no row) is good. The error wraps [ErrInvalid].
 func CheckRoute(r TenantRoute) error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: route of tenant %q: %s", ErrInvalid, r.TenantID, fmt.Sprintf(format, args...))
-	}
 	if r.State == 0 {
 		if r.TenantID != "" || r.CellID != "" || r.Epoch != 0 || r.MoveID != "" || len(r.Residue) > 0 {
-			return bad("no state")
+			return fmt.Errorf("%w: route of tenant %q has no state", ErrInvalid, r.TenantID)
 		}
 		return nil
 	}
-	if int(r.State) >= len(stateNames) {
-		return bad("state %d", uint8(r.State))
-	}
-	if err := r.TenantID.Validate(); err != nil {
+	if err := ValidateRoute(r); err != nil {
 		return err
 	}
-	if err := r.CellID.Validate(); err != nil {
-		return err
-	}
-	if r.Epoch == 0 || r.Floor > r.Epoch {
-		return bad("epoch %d with floor %d", r.Epoch, r.Floor)
-	}
-	if err := checkMove(r); err != nil {
-		return bad("%v", err)
-	}
-	for i, e := range r.Residue {
-		if err := e.Cell.Validate(); err != nil {
-			return err
-		}
-		if err := e.Move.Validate(); err != nil {
-			return err
-		}
-		if e.Epoch > r.Epoch && (r.MoveID == "" || e.Move != r.MoveID) {
-			return bad("residue at epoch %d, above %d", e.Epoch, r.Epoch)
-		}
-		for _, o := range r.Residue[:i] {
-			if o.Cell == e.Cell {
-				return bad("two residues in cell %s", e.Cell)
-			}
-		}
+	if err := checkProtocol(r); err != nil {
+		return fmt.Errorf("%w: route of tenant %q: %w", ErrInvalid, r.TenantID, err)
 	}
 	return nil
 }
 
-func checkMove(r TenantRoute) error {
+func checkProtocol(r TenantRoute) error {
+	for i, e := range r.Residue {
+		if e.Epoch > r.Epoch && (r.MoveID == "" || e.Move != r.MoveID) {
+			return fmt.Errorf("residue at epoch %d, above %d", e.Epoch, r.Epoch)
+		}
+		for _, o := range r.Residue[:i] {
+			if o.Cell == e.Cell {
+				return fmt.Errorf("two residues in cell %s", e.Cell)
+			}
+		}
+	}
 	if r.MoveID == "" {
-		if r.SourceCell != "" || r.TargetCell != "" || r.Base != 0 {
-			return fmt.Errorf("ends of a move without a move")
-		}
-		if r.Moving() {
-			return fmt.Errorf("%s without a move", r.State)
-		}
 		return nil
-	}
-	if err := r.MoveID.Validate(); err != nil {
-		return err
-	}
-	if err := r.SourceCell.Validate(); err != nil {
-		return err
-	}
-	if err := r.TargetCell.Validate(); err != nil {
-		return err
-	}
-	if r.SourceCell == r.TargetCell {
-		return fmt.Errorf("a move from %s to itself", r.SourceCell)
 	}
 	epoch, cell := r.Base, r.SourceCell
 	switch r.State {
-	case StateActive, StateQuiescing, StateDraining:
 	case StateCopying:
 		epoch = r.Base + 1
 	case StateCommitting:
-		epoch = r.Base + 2
-		if r.CellID == r.TargetCell {
-			cell = r.TargetCell
-		}
-	default:
-		return fmt.Errorf("%s with a move", r.State)
+		epoch, cell = r.Base+2, r.CellID
 	}
 	if r.Epoch != epoch || r.CellID != cell {
 		return fmt.Errorf("%s at (%s,%d) in a move from (%s,%d)", r.State, r.CellID, r.Epoch, r.SourceCell, r.Base)
