@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package forward
+
+import (
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// folded returns a header's name as the most lenient server would read it: lower
+// case, and every other character than a letter or a digit as '-'.
+func folded(name string) string {
+	var buf [64]byte
+	b := buf[:0]
+	for i := range len(name) {
+		c := name[i]
+		switch {
+		case c >= 'A' && c <= 'Z':
+			c += 'a' - 'A'
+		case c >= 'a' && c <= 'z' || c >= '0' && c <= '9':
+		default:
+			c = '-'
+		}
+		b = append(b, c)
+	}
+	return string(b)
+}
+
+// mayFold reports cheaply whether a name could be one that is dropped.
+func mayFold(name string) bool {
+	return name != "" && (name[0] == 'C' || name[0] == 'c' || name[0] == 'X' || name[0] == 'x' || name[0] == 'F' || name[0] == 'f')
+}
+
+// Platform reports whether the header belongs to the platform: Cell-*, in any
+// spelling that a server could take for it (Cell_Tenant, cell.tenant).
+func Platform(name string) bool {
+	return len(name) >= 5 && (name[0] == 'C' || name[0] == 'c') && strings.HasPrefix(folded(name), "cell-")
+}
+
+// forwarding reports whether the header claims something about the hops before.
+func forwarding(name string) bool {
+	switch f := folded(name); f {
+	case "forwarded", "x-real-ip", "x-client-ip", "x-original-host", "x-original-url", "x-rewrite-url":
+		return true
+	default:
+		return strings.HasPrefix(f, "x-forwarded-")
+	}
+}
+
+// CleanRequest drops from a client's headers everything that is the platform's to
+// say. It may be used for trailers as well.
+func CleanRequest(h http.Header) {
+	for name := range h {
+		if mayFold(name) && (Platform(name) || forwarding(name)) {
+			delete(h, name)
+		}
+	}
+}
+
+// SetForwarded sets X-Forwarded-For, -Host and -Proto to the edge's own view of the
+// request, and -Prefix when a prefix was cut from its path.
+func SetForwarded(h http.Header, in *http.Request, prefix string) {
+	ip, _, err := net.SplitHostPort(in.RemoteAddr)
+	if err == nil {
+		h["X-Forwarded-For"] = []string{ip}
+	}
+	h["X-Forwarded-Host"] = []string{in.Host}
+	proto := "http"
+	if in.TLS != nil {
+		proto = "https"
+	}
+	h["X-Forwarded-Proto"] = []string{proto}
+	if prefix != "" {
+		h["X-Forwarded-Prefix"] = []string{prefix}
+	}
+}
+
+// CleanAnswer drops from an answer what must not leave the fleet.
+func CleanAnswer(h http.Header) { delete(h, "Cell-Admission") }
+
+// SetPath gives out the raw path and query of in, without the raw prefix strip.
+// What is sent is what the client sent, byte for byte: also characters that
+// net/url would encode, and queries that it would not parse.
+func SetPath(out, in *url.URL, requestURI, strip string) {
+	out.RawQuery, out.ForceQuery = in.RawQuery, in.ForceQuery
+	out.Path, out.RawPath, out.Opaque = in.Path, in.RawPath, ""
+	if strip != "" {
+		raw := strings.TrimPrefix(in.EscapedPath(), strip)
+		if raw == "" {
+			raw = "/"
+		}
+		out.RawPath = raw
+		if p, err := url.PathUnescape(raw); err == nil {
+			out.Path = p
+		}
+		return
+	}
+	// A request line may hold what EscapedPath would encode. Opaque is sent as it is.
+	raw, _, _ := strings.Cut(requestURI, "?")
+	if strings.HasPrefix(raw, "/") && !strings.HasPrefix(raw, "//") && raw != in.EscapedPath() {
+		out.Opaque = raw
+	}
+}
+
+// Reserved reports whether a raw path is under /cells/, or is /cells itself, for
+// any server that might read it: percent-encoded once or more, with repeated
+// slashes, backslashes, dot segments, path parameters or other case.
+func Reserved(raw string) bool {
+	if len(raw) < len("/cells") {
+		return false
+	}
+	path := raw
+	for range 4 {
+		if reservedDecoded(path) {
+			return true
+		}
+		dec, err := url.PathUnescape(path)
+		if err != nil {
+			dec = lenient(path)
+		}
+		if dec == path {
+			return false
+		}
+		path = dec
+	}
+	return reservedDecoded(path)
+}
+
+// lenient decodes what can be decoded.
+func lenient(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '%' && i+2 < len(s) {
+			if v, err := url.PathUnescape(s[i : i+3]); err == nil {
+				b.WriteString(v)
+				i += 2
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+func reservedDecoded(path string) bool {
+	depth := 0 // of the segments that remain before this one
+	for _, seg := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '\\' }) {
+		if i := strings.IndexAny(seg, ";?#\x00"); i >= 0 {
+			seg = seg[:i]
+		}
+		seg = strings.TrimFunc(seg, func(r rune) bool { return r <= ' ' || r == 0x7f })
+		switch {
+		case seg == "" || seg == ".":
+		case seg == "..":
+			depth = max(0, depth-1)
+		case depth == 0 && strings.EqualFold(strings.TrimRight(seg, ". "), "cells"):
+			return true
+		default:
+			depth++
+		}
+	}
+	return false
+}
