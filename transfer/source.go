@@ -4,28 +4,60 @@ package transfer
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/cloister-dev/cloister/cells"
 )
 
 // Source is a cell as the source of a move. It is called in process, or over the
-// channel by the target's agent.
+// channel by the target's agent. It never changes a row of the service. Safe for
+// concurrent use; one move has one reader of Changes at a time: a later call ends
+// an earlier one.
 type Source interface {
 	// Survey describes the tenant's rows here.
 	Survey(ctx context.Context, tenant cells.TenantID) (Survey, error)
 	// Begin starts capturing the tenant's changes for the move and returns the
-	// position from which Changes has everything that Snapshot may miss.
-	// Idempotent: the same move gets its first position.
+	// position from which Changes has everything. Idempotent: the same move gets its
+	// first position, unless the store has lost the capture; then it is begun anew,
+	// and the position differs. [cells.ErrNotApplicable] after Release.
 	Begin(ctx context.Context, m cells.MoveRef) (Position, error)
-	// Snapshot yields the tenant's rows of one table, after a key.
-	Snapshot(ctx context.Context, m cells.MoveRef, table string, after json.RawMessage, yield func(Batch) error) error
-	// Changes yields committed changes after from, in commit order, until ctx ends or
-	// until the end of what is captured (follow false).
-	Changes(ctx context.Context, m cells.MoveRef, from Position, follow bool, yield func(Batch) error) error
-	// Mark returns the position behind the tenant's last committed change. The
-	// source's fence is closed when the cut asks for it.
-	Mark(ctx context.Context, m cells.MoveRef) (Position, error)
-	// Release ends the capture of the move and frees what it holds. Idempotent.
+	// View opens a consistent view of the tenant's rows at one exact position of the
+	// captured changes. The caller closes it.
+	View(ctx context.Context, m cells.MoveRef) (View, error)
+	// Final is a View behind the tenant's last change. It fails with
+	// [cells.ErrNotApplicable] unless the fence here is closed at m.CloseEpoch() by m,
+	// which makes its position final.
+	Final(ctx context.Context, m cells.MoveRef) (View, error)
+	// Changes yields what was committed after from, in commit order, and goes on
+	// until ctx ends, yield fails, or the source fails. It yields a batch without
+	// data when it has nothing else to show for a position that Head, View or Final
+	// gave out. It may wait in yield as long as it takes.
+	Changes(ctx context.Context, m cells.MoveRef, from Position, yield func(Batch) error) error
+	// Head returns a position that Changes will reach soon and that is behind
+	// everything committed before the call.
+	Head(ctx context.Context, m cells.MoveRef) (Position, error)
+	// Applied tells the source that the target holds everything up to pos durably:
+	// what was kept for it may be freed.
+	Applied(ctx context.Context, m cells.MoveRef, pos Position) error
+	// Release ends the capture of the move, frees what it holds and remembers that
+	// it was there until the rows are removed or another move begins. Idempotent.
 	Release(ctx context.Context, m cells.MoveRef) error
+}
+
+// View is a consistent read of one tenant. Its methods are called one at a time.
+// It fails with [ErrViewLost] when what held it is gone: open another one.
+type View interface {
+	// Position of the view: it shows exactly what was committed up to it.
+	Position() Position
+	// Changes yields what was committed after from and up to Position exactly, and
+	// returns. Not for a view made by Final.
+	Changes(ctx context.Context, from Position, yield func(Batch) error) error
+	// Rows yields the rows of a table in key order, after a key (nil: from the
+	// first). The last batch has End set; an empty table is one empty batch.
+	Rows(ctx context.Context, table string, after []byte, yield func(Batch) error) error
+	// Digests returns a digest for each of sets, in order.
+	Digests(ctx context.Context, sets []KeySet) ([]Digest, error)
+	// Fetch yields those rows of set that there are, encoded as those of Rows.
+	Fetch(ctx context.Context, set KeySet, yield func(Batch) error) error
+	// Close frees the view. Idempotent.
+	Close() error
 }

@@ -4,22 +4,41 @@ package transfer
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
+	"strconv"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
 )
 
-// Position is a point in a source's captured changes; opaque and comparable only
-// by the source that gave it.
+// Position is a point in the changes that a source captures for a move: an LSN,
+// a number of the change log. It is written as 16 hexadecimal digits, so that
+// positions of one source compare as strings. "" comes before all of them.
 type Position string
+
+// MakePosition writes n as a position.
+func MakePosition(n uint64) Position { return Position(fmt.Sprintf("%016X", n)) }
+
+// Number is the inverse of MakePosition; 0 for "". The error wraps
+// [cells.ErrInvalid].
+func (p Position) Number() (uint64, error) {
+	if p == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(string(p), 16, 64)
+	if err != nil || len(p) != 16 {
+		return 0, fmt.Errorf("%w: position %q", cells.ErrInvalid, string(p))
+	}
+	return n, nil
+}
 
 // TableInfo describes one tenant table as a store sees it.
 type TableInfo struct {
 	guard.Table
 	Columns []Column `json:"columns"`
-	Key     []string `json:"key"`
-	// Rows and Bytes are estimates for the tenant.
+	// Key is the primary key in its order, the tenant column included.
+	Key []string `json:"key"`
+	// Rows and Bytes are estimates for the tenant. Rows is 0 only if there is none.
 	Rows  int64 `json:"rows"`
 	Bytes int64 `json:"bytes"`
 }
@@ -33,56 +52,82 @@ type Column struct {
 
 // Survey is what one side of a move looks like to a preflight.
 type Survey struct {
-	Engine string      `json:"engine"` // "postgres", "sqlite"
+	Engine string `json:"engine"` // "postgres", "sqlite"
+	// Version is the engine's, for people.
+	Version string `json:"version,omitempty"`
+	// Tables are in the order in which they can be filled: what is referred to first.
 	Tables []TableInfo `json:"tables"`
 	// Fingerprint covers names, columns, types and keys of all tables.
-	Fingerprint string          `json:"fingerprint"`
-	Findings    []cells.Finding `json:"findings"`
+	Fingerprint string `json:"fingerprint"`
+	// Moves are those that this store knows about the tenant: captures and imports
+	// that were begun and not yet cleaned up. Rows of an import are no surprise.
+	Moves    []cells.MoveID  `json:"moves,omitempty"`
+	Findings []cells.Finding `json:"findings"`
 }
 
-// Batch is a piece of a snapshot or of the changes: rows of one table, or a run
-// of changes that commits at Upto.
+// Batch is a piece of a snapshot or of the changes. Data and LastKey belong to the
+// receiver.
 type Batch struct {
 	Table string `json:"table,omitempty"`
-	// Rows of a snapshot, encoded by the engine that made them.
-	Rows json.RawMessage `json:"rows,omitempty"`
-	// Changes in commit order, encoded by the engine.
-	Changes json.RawMessage `json:"changes,omitempty"`
-	Count   int64           `json:"count"`
-	Bytes   int64           `json:"bytes"`
-	// LastKey is where a snapshot goes on after this batch.
-	LastKey json.RawMessage `json:"last_key,omitempty"`
-	// Upto is the position reached when the batch is applied.
+	// Data are rows or changes, encoded by the engine that made them.
+	Data []byte `json:"-"`
+	// Count is the number of rows or changes in Data.
+	Count int64 `json:"count,omitempty"`
+	// LastKey is where the copy of a table goes on after this batch.
+	LastKey []byte `json:"last_key,omitempty"`
+	// Upto is the position reached once the batch, and those before it, are applied.
 	Upto Position `json:"upto,omitempty"`
-	// End is set on the last batch of a table, or of changes up to a mark.
+	// End: the rows of the table, or the changes that reach Upto, are complete.
+	// Changes without End are the first part of something that must not be seen
+	// in parts.
 	End bool `json:"end,omitempty"`
 }
 
-// Digest is an order-independent digest of a set of rows.
+// KeySet names rows of one table by their keys.
+type KeySet struct {
+	Table string `json:"table"`
+	// All: every row of the tenant. Data and Count are unused then.
+	All bool `json:"all,omitempty"`
+	// Data are keys, encoded by the engine.
+	Data  []byte `json:"data,omitempty"`
+	Count int64  `json:"count,omitempty"`
+}
+
+// Digest is an order-independent digest of a set of rows. Two stores of one
+// engine give equal digests exactly if the rows are equal in every column, bar
+// collisions of the hash.
 type Digest struct {
 	Table string `json:"table"`
 	Rows  int64  `json:"rows"`
 	Sum   string `json:"sum"`
 }
 
-// The interfaces Source and Sink, the engine that drives them and the protocol
-// between two agents are in source.go, sink.go, mover.go and wire.go.
-
 // Agent is everything that a cell's agent does with the rows of moves; the
-// member serves it to the driver and to the other cell. It is made by New from a
-// Source and a Sink of one store.
+// member serves it to the driver and to the other cell. It is made by [New] from a
+// Source and a Sink of one store. Every method may be repeated, and may be called
+// for one move by several processes at once: they take turns.
 type Agent interface {
 	// Survey describes the tenant's rows here and what stands in a move's way.
 	Survey(ctx context.Context, tenant cells.TenantID) (Survey, error)
 	// Prepare, at the target: claim the tenant's fence closed at m.CloseEpoch(),
 	// snapshot from src, catch up, verify what is there, return when a cut is worth it.
+	// [cells.ErrStaleOrder] when the move has been overtaken, [cells.ErrInvalid] with
+	// the findings when a preflight would have refused the move, [ErrMismatch] when
+	// the two sides differ.
 	Prepare(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (cells.Prediction, error)
 	// Finish, at the target: apply up to the source's final position, verify, and
-	// return the mark. The source's fence is closed.
+	// return the mark. The source's fence is closed at m.CloseEpoch() by m, otherwise
+	// [cells.ErrNotApplicable], as when Prepare has not succeeded. [ErrMismatch] when
+	// the two sides differ: the move must be rolled back.
 	Finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (string, error)
 	// Discard, at the loser: release captures of the move and remove the tenant's
-	// rows while the fence is closed at exactly r.Epoch.
+	// rows while the fence is closed at exactly r.Epoch. [cells.ErrStaleOrder] if the
+	// fence is higher; [cells.ErrInvalid] if there are rows that the move neither
+	// captured nor brought.
 	Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, progress func(cells.Progress)) error
 	// Source is this cell as the source of a move.
 	Source() Source
 }
+
+// PathTransfer is the prefix below which a cell's agent serves [Handler].
+const PathTransfer = "/cells/v1/transfer/"

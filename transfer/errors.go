@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+var (
+	// ErrMismatch: the two sides of a move differ. Returned by Agent.Prepare and
+	// Agent.Finish, with the table and what to do. The move must not be committed.
+	ErrMismatch = errors.New("transfer: the two sides differ")
+	// ErrViewLost: the view's process, connection or lease is gone. Returned by the
+	// methods of View; wraps [cells.ErrUnavailable].
+	ErrViewLost = fmt.Errorf("%w: transfer: the view is gone", cells.ErrUnavailable)
+	// ErrOvertaken: another process has taken the import over. Returned by the
+	// methods of Import; wraps [cells.ErrConflict].
+	ErrOvertaken = fmt.Errorf("%w: transfer: another process has taken the import over", cells.ErrConflict)
+	// ErrTooLarge: a row or a frame is above the bound. Returned by the client and
+	// the server of the wire protocol; wraps [cells.ErrInvalid].
+	ErrTooLarge = fmt.Errorf("%w: transfer: larger than a frame may be", cells.ErrInvalid)
+)
+
+// kinds are the errors that keep their meaning over the wire, most special first.
+var kinds = []struct {
+	kind string
+	err  error
+}{
+	{"view_lost", ErrViewLost},
+	{"overtaken", ErrOvertaken},
+	{"mismatch", ErrMismatch},
+	{"too_large", ErrTooLarge},
+	{"stale_order", cells.ErrStaleOrder},
+	{"fenced", cells.ErrFenced},
+	{"not_found", cells.ErrNotFound},
+	{"not_applicable", cells.ErrNotApplicable},
+	{"conflict", cells.ErrConflict},
+	{"invalid", cells.ErrInvalid},
+	{"unavailable", cells.ErrUnavailable},
+}
+
+func kindOf(err error) string {
+	for _, k := range kinds {
+		if errors.Is(err, k.err) {
+			return k.kind
+		}
+	}
+	return ""
+}
+
+// wireError is an error that came over the wire.
+type wireError struct {
+	Kind    string `json:"kind,omitempty"`
+	Message string `json:"message"`
+}
+
+func (e *wireError) Error() string { return e.Message }
+
+func (e *wireError) Unwrap() error {
+	for _, k := range kinds {
+		if k.kind == e.Kind {
+			return k.err
+		}
+	}
+	return nil
+}
+
+// retryable reports whether the same step may succeed if it is begun again.
+func retryable(err error) bool {
+	return errors.Is(err, cells.ErrUnavailable)
+}

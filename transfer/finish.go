@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+// Finish implements Agent.
+func (v *Mover) Finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (string, error) {
+	if err := validate(m); err != nil {
+		return "", err
+	}
+	var mark Position
+	err := v.retry(ctx, m, "finish", 10*time.Millisecond, func() (err error) {
+		mark, err = v.finish(ctx, m, src, orNone(progress))
+		return err
+	}, func() bool { return false })
+	if err != nil {
+		return "", err
+	}
+	return string(mark), nil
+}
+
+func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (Position, error) {
+	progress(cells.Progress{Phase: "final"})
+	type opened struct {
+		view View
+		err  error
+	}
+	final := make(chan opened, 1)
+	go func() {
+		view, err := src.Final(ctx, m)
+		final <- opened{view, err}
+	}()
+	r, mark, err := v.resume(ctx, m, src)
+	o := <-final
+	if o.view != nil {
+		// Nobody waits for a view to be freed.
+		defer v.wg.Go(func() { _ = o.view.Close() })
+	}
+	if err != nil {
+		return "", err
+	}
+	if mark != "" {
+		return mark, nil
+	}
+	defer func() { v.end(r) }()
+	if o.err != nil {
+		return "", o.err
+	}
+	if err := v.o.fault("final"); err != nil {
+		return "", err
+	}
+	mark = o.view.Position()
+	if err := r.wait(ctx, mark); err != nil {
+		return "", err
+	}
+	if err := r.stop(); err != nil {
+		return "", err
+	}
+	progress(cells.Progress{Phase: "verify"})
+	if err := fill(ctx, r.imp, o.view); err != nil {
+		return "", err
+	}
+	sets, err := r.imp.Touched(ctx)
+	if err != nil {
+		return "", err
+	}
+	if err := compare(ctx, m, r.imp, o.view, sets); err != nil {
+		return "", err
+	}
+	if err := v.o.fault("compared"); err != nil {
+		return "", err
+	}
+	if err := r.imp.Finish(ctx, mark); err != nil {
+		return "", err
+	}
+	if err := v.o.fault("finished"); err != nil {
+		return "", err
+	}
+	v.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(v.ctx, 10*time.Second)
+		defer cancel()
+		if err := src.Release(ctx, m); err != nil {
+			v.o.log.Info("transfer: the capture is not released; the removal will", "move", m.ID, "tenant", m.Tenant, "err", err)
+		}
+	})
+	return mark, nil
+}
+
+// resume returns a run for the move: the one that Prepare left, or a new one; or
+// the mark if the import is finished already.
+func (v *Mover) resume(ctx context.Context, m cells.MoveRef, src Source) (*run, Position, error) {
+	if r := v.take(m.ID); r != nil {
+		if r.alive() && r.call(ctx, func(imp Import) error { return imp.Lock(ctx) }) == nil {
+			return r, "", nil
+		}
+		v.end(r)
+	}
+	imp, err := v.sink.Import(ctx, m)
+	if err != nil {
+		return nil, "", err
+	}
+	st := imp.State()
+	if st.Mark != "" {
+		return nil, st.Mark, imp.Close()
+	}
+	if !st.Copied || st.Verified == "" {
+		_ = imp.Close()
+		return nil, "", fmt.Errorf("%w: transfer: move %s of tenant %s is not prepared here; prepare it, or roll it back", cells.ErrNotApplicable, m.ID, m.Tenant)
+	}
+	return follow(ctx, m, src, imp), "", nil
+}

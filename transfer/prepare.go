@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+// errRotate ends the reading of a view that has become old.
+var errRotate = errors.New("transfer: the view is old")
+
+// preparing is one attempt at Prepare.
+type preparing struct {
+	v        *Mover
+	m        cells.MoveRef
+	src      Source
+	imp      Import
+	tables   []TableInfo // in the order of copying
+	total    int64
+	bytes    int64
+	pace     pacer
+	progress func(cells.Progress)
+	// perKey is the measured cost of comparing one key; 0 when not measured.
+	perKey time.Duration
+}
+
+// Prepare implements Agent.
+func (v *Mover) Prepare(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (cells.Prediction, error) {
+	if err := validate(m); err != nil {
+		return cells.Prediction{}, err
+	}
+	if r := v.take(m.ID); r != nil {
+		v.end(r)
+	}
+	p := &preparing{v: v, m: m, src: src, pace: v.o.pacer(ctx), progress: orNone(progress)}
+	var out cells.Prediction
+	var last, now Position
+	var lastRows, rows int64
+	err := v.retry(ctx, m, "prepare", 50*time.Millisecond, func() (err error) {
+		out, err = p.attempt(ctx)
+		if p.imp != nil {
+			st := p.imp.State()
+			now, rows = st.Applied, 0
+			for _, t := range st.Tables {
+				rows += t.Rows
+			}
+			_ = p.imp.Close()
+			p.imp = nil
+		}
+		return err
+	}, func() bool {
+		moved := now != last || rows != lastRows
+		last, lastRows = now, rows
+		return moved
+	})
+	return out, err
+}
+
+func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err error) {
+	ours, err := p.v.sink.Survey(ctx, p.m.Tenant)
+	if err != nil {
+		return out, err
+	}
+	theirs, err := p.src.Survey(ctx, p.m.Tenant)
+	if err != nil {
+		return out, err
+	}
+	pre := Compare(p.m, theirs, ours)
+	if err := refuse(pre); err != nil {
+		return out, err
+	}
+	p.tables, p.total, p.bytes = ours.Tables, pre.Rows, pre.Bytes
+	if p.imp, err = p.v.sink.Import(ctx, p.m); err != nil {
+		return out, err
+	}
+	if p.imp.State().Mark != "" {
+		return cells.Prediction{Pause: p.v.o.steps}, nil
+	}
+	if err := p.v.o.fault("claimed"); err != nil {
+		return out, err
+	}
+	start, err := p.src.Begin(ctx, p.m)
+	if err != nil {
+		return out, err
+	}
+	if err := p.v.o.fault("captured"); err != nil {
+		return out, err
+	}
+	if p.imp.State().Start != start {
+		opts := RemoveOptions{BatchRows: p.v.o.batchRows, Pace: p.pace.wait, Progress: p.progress}
+		if err := p.imp.Restart(ctx, start, opts); err != nil {
+			return out, err
+		}
+	}
+	for st := p.imp.State(); !st.Copied || st.Verified == ""; st = p.imp.State() {
+		if err := p.copy(ctx); err != nil && !errors.Is(err, errRotate) {
+			return out, err
+		}
+	}
+	return p.catchUp(ctx)
+}
+
+// copy opens a view, brings the import to it, copies as long as the view is young,
+// and compares both sides when everything is copied.
+func (p *preparing) copy(ctx context.Context) error {
+	view, err := p.src.View(ctx, p.m)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	p.progress(cells.Progress{Phase: "catchup"})
+	if err := align(ctx, p.imp, view); err != nil {
+		return err
+	}
+	if err := p.v.o.fault("aligned"); err != nil {
+		return err
+	}
+	began, base := time.Now(), p.done()
+	for _, t := range p.tables {
+		st := p.imp.State().Tables[t.Name]
+		if st.Done {
+			continue
+		}
+		err := view.Rows(ctx, t.Name, st.After, func(b Batch) error {
+			if err := p.pace.wait(ctx, b.Count); err != nil {
+				return err
+			}
+			if err := p.imp.Copy(ctx, b); err != nil {
+				return err
+			}
+			p.report(t.Name, began, base)
+			if err := p.v.o.fault("batch"); err != nil {
+				return err
+			}
+			if !b.End && time.Since(began) > p.v.o.viewAge {
+				return errRotate
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return p.verify(ctx, view, whole(p.tables))
+}
+
+func (p *preparing) done() (n int64) {
+	for _, t := range p.imp.State().Tables {
+		n += t.Rows
+	}
+	return n
+}
+
+func (p *preparing) report(table string, began time.Time, base int64) {
+	done := p.done()
+	out := cells.Progress{Phase: "snapshot", Table: table, Done: done, Total: max(p.total, done)}
+	if p.total > 0 {
+		out.Bytes = int64(float64(p.bytes) * float64(done) / float64(max(p.total, done)))
+	}
+	if n := done - base; n > 0 && p.total > done {
+		out.Left = time.Duration(float64(time.Since(began)) * float64(p.total-done) / float64(n))
+	}
+	p.progress(out)
+}
+
+// verify compares sets at the view's position and records it.
+func (p *preparing) verify(ctx context.Context, view View, sets []KeySet) error {
+	p.progress(cells.Progress{Phase: "verify", Total: keyCount(sets)})
+	start := time.Now()
+	if err := compare(ctx, p.m, p.imp, view, sets); err != nil {
+		return err
+	}
+	if n := keyCount(sets); n > 0 {
+		p.perKey = time.Since(start) / time.Duration(n)
+	}
+	if err := p.imp.Verify(ctx); err != nil {
+		return err
+	}
+	return p.v.o.fault("verified")
+}
+
+// catchUp applies changes until the lag is short, compares what changed if that is
+// much, and leaves a run behind for Finish.
+func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err error) {
+	began := time.Now()
+	var seen int64
+	for round := 0; ; round++ {
+		sets, err := p.imp.Touched(ctx)
+		if err != nil {
+			return out, err
+		}
+		touched := keyCount(sets)
+		if touched > p.v.o.touched && round < 5 {
+			if err := p.recheck(ctx); err != nil {
+				return out, err
+			}
+			touched = 0
+		}
+		// The run outlives this call if it is left for Finish.
+		r := follow(context.WithoutCancel(ctx), p.m, p.src, p.imp)
+		lag, n, asked, err := p.rounds(ctx, r, touched)
+		changes, busy := r.counts()
+		seen += changes
+		if err == nil && touched+changes > p.v.o.touched && round < 5 {
+			if err := r.stop(); err != nil {
+				return out, err
+			}
+			continue
+		}
+		if err == nil {
+			err = r.call(ctx, func(imp Import) error { return imp.Unlock(ctx) })
+		}
+		if err != nil {
+			_ = r.stop()
+			return out, err
+		}
+		out = p.predict(lag, n, touched+changes, changes, asked, busy)
+		out.WriteRate = float64(seen) / max(time.Since(began), time.Millisecond).Seconds()
+		p.imp = nil
+		if p.v.o.follow > 0 {
+			p.v.leave(r)
+		} else {
+			p.v.end(r)
+		}
+		return out, p.v.o.fault("prepared")
+	}
+}
+
+// recheck compares the keys that changed since the last comparison, at one position.
+func (p *preparing) recheck(ctx context.Context) error {
+	view, err := p.src.View(ctx, p.m)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	if err := align(ctx, p.imp, view); err != nil {
+		return err
+	}
+	sets, err := p.imp.Touched(ctx)
+	if err != nil {
+		return err
+	}
+	return p.verify(ctx, view, sets)
+}
+
+// rounds waits until the changes committed up to a question are applied within
+// the wanted lag, and gives up trying when that gets no better. It returns the
+// last round's time, its changes and the time that the question took.
+func (p *preparing) rounds(ctx context.Context, r *run, touched int64) (lag time.Duration, changes int64, asked time.Duration, err error) {
+	best, stale := time.Duration(1<<62), 0
+	for {
+		before, _ := r.counts()
+		start := time.Now()
+		head, err := p.src.Head(ctx, p.m)
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		asked = time.Since(start)
+		if err := r.wait(ctx, head); err != nil {
+			return 0, 0, 0, err
+		}
+		lag = time.Since(start)
+		after, _ := r.counts()
+		changes = after - before
+		p.progress(cells.Progress{Phase: "catchup", Done: after, Left: lag})
+		if lag <= p.v.o.lag || touched+after > p.v.o.touched && lag < time.Second {
+			return lag, changes, asked, nil
+		}
+		if lag < best*9/10 {
+			best, stale = lag, 0
+		} else if stale++; stale >= 5 {
+			return lag, changes, asked, nil
+		}
+	}
+}
+
+// predict says what the cut will take: the last round is what it repeats, then
+// the keys that changed are compared.
+func (p *preparing) predict(lag time.Duration, n, touched, changes int64, asked, busy time.Duration) cells.Prediction {
+	perKey := p.perKey
+	if perKey == 0 {
+		perKey = 20 * time.Microsecond
+	}
+	apply := time.Duration(0)
+	if changes > 0 {
+		apply = busy / time.Duration(changes) * time.Duration(n)
+	}
+	return cells.Prediction{Pause: p.v.o.steps + max(lag, asked+apply) + time.Duration(touched)*perKey + asked, LagChanges: n}
+}

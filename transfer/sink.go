@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfer
+
+import (
+	"context"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+// Sink is a cell's database as the target of a move, and as the loser of one.
+// Safe for concurrent use by several processes.
+type Sink interface {
+	// Survey describes the tenant's rows here.
+	Survey(ctx context.Context, tenant cells.TenantID) (Survey, error)
+	// Import waits until no other process imports for the tenant, claims the fence
+	// closed at m.CloseEpoch() by m, and returns the import as far as it got.
+	// [cells.ErrStaleOrder] if the fence has passed that; [cells.ErrInvalid] if there
+	// are rows of the tenant which the move has not brought.
+	Import(ctx context.Context, m cells.MoveRef) (Import, error)
+	// Discard removes the tenant's rows here; see [Agent.Discard].
+	Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, opts RemoveOptions) error
+	// Sweep frees what captures and imports of decided moves have left behind: those
+	// whose fence here is open at or above the move's OpenEpoch.
+	Sweep(ctx context.Context) error
+}
+
+// RemoveOptions bound a removal of rows.
+type RemoveOptions struct {
+	// BatchRows is the most that one transaction removes.
+	BatchRows int
+	// Pace is called before each batch with its rows; it may wait.
+	Pace func(ctx context.Context, rows int64) error
+	// Progress is called after each batch.
+	Progress func(cells.Progress)
+}
+
+// State is how far an import is. It is kept in the sink's own tables, and changes
+// in the same transaction as the rows.
+type State struct {
+	// Start is the capture's first position; another one means another capture.
+	Start Position `json:"start"`
+	// Applied: the rows of Tables are those of the source at exactly this position.
+	Applied Position `json:"applied"`
+	// Tables says how far each table is copied; a table that is not begun is absent.
+	Tables map[string]TableState `json:"tables"`
+	// Copied: all tables are complete.
+	Copied bool `json:"copied"`
+	// Verified is where all rows were last compared with the source's; since then the
+	// keys that changed are remembered.
+	Verified Position `json:"verified,omitempty"`
+	// Mark is set when Finish has verified the final state. Nothing is imported after it.
+	Mark Position `json:"mark,omitempty"`
+}
+
+// TableState is how far one table is copied.
+type TableState struct {
+	After []byte `json:"after,omitempty"`
+	Done  bool   `json:"done,omitempty"`
+	Rows  int64  `json:"rows"`
+}
+
+// Import is the exclusive right to import one tenant's rows for one move. Every
+// method that writes does so in one transaction which checks, under lock, that
+// the fence here is closed at exactly m.CloseEpoch() by m, that the import is not
+// finished and that no other process has taken it over; it fails with
+// [cells.ErrStaleOrder] or [ErrOvertaken] otherwise and writes nothing. Used by one
+// goroutine at a time.
+type Import interface {
+	// State returns a copy of how far the import is.
+	State() State
+	// Restart removes all rows that were brought, in batches, and sets Start and Applied.
+	Restart(ctx context.Context, start Position, opts RemoveOptions) error
+	// Skip moves Applied ahead while nothing is copied yet.
+	Skip(ctx context.Context, pos Position) error
+	// Copy imports rows of a view at Applied.
+	Copy(ctx context.Context, b Batch) error
+	// Apply takes a batch of changes; Commit makes everything taken since durable and
+	// moves Applied to the last Upto. A batch without End may not be the last before
+	// Commit. Changes of tables that are not begun are left out.
+	Apply(ctx context.Context, b Batch) error
+	Commit(ctx context.Context) error
+	// Abort forgets what was taken since the last Commit.
+	Abort()
+	// Digests returns a digest for each of sets, in order, of what is committed.
+	Digests(ctx context.Context, sets []KeySet) ([]Digest, error)
+	// Touched returns the keys that changed since Verified, in sets of a bounded size.
+	Touched(ctx context.Context) ([]KeySet, error)
+	// Missing returns keys of rows that could not be applied for want of a value
+	// that the changes do not carry; they are to be fetched at Applied.
+	Missing(ctx context.Context) ([]KeySet, error)
+	// Fill replaces the rows named by set by those in b, and forgets that they are missing.
+	Fill(ctx context.Context, set KeySet, b []Batch) error
+	// Verify records that all rows were compared at Applied.
+	Verify(ctx context.Context) error
+	// Finish records the mark.
+	Finish(ctx context.Context, mark Position) error
+	// Unlock lets others import, who then overtake this one; Lock takes the right
+	// back, or fails with [ErrOvertaken].
+	Unlock(ctx context.Context) error
+	Lock(ctx context.Context) error
+	// Close frees everything. Idempotent.
+	Close() error
+}
