@@ -100,3 +100,33 @@ type Outbox interface {
 type Publisher interface {
 	Publish(ctx context.Context, events []Event) error
 }
+
+// RelayStore is an outbox that a [Relay] can publish from.
+type RelayStore interface {
+	Outbox
+	// Backlog lists tenants in order, after the given one, at most limit, that have
+	// committed events to be published: not published yet, the fence open, not paused.
+	Backlog(ctx context.Context, after cells.TenantID, limit int) ([]cells.TenantID, error)
+	// PublishNext takes the tenant's turn in the cell, gives the next events, at most
+	// limit, to publish and records them as published when it returns nil. The
+	// context of publish ends with [ErrPaused] as its cause when the tenant is paused; a
+	// call of PauseEvents waits until publish has returned.
+	// It returns how many were published: 0 and no error when there is nothing to
+	// publish (no events, a closed fence, paused). [ErrBusy] when another
+	// process has the turn.
+	PublishNext(ctx context.Context, tenant cells.TenantID, limit int, publish func(context.Context, []Event) error) (int, error)
+	// NewFeed returns a feed of what this process hears of new events, from now on.
+	NewFeed() (Feed, error)
+}
+
+// Feed tells which tenants may have new events. One goroutine uses it.
+type Feed interface {
+	// Next blocks until there are any, or the context or the guard ends. The tenant
+	// "" says that some may have been missed.
+	Next(ctx context.Context) ([]cells.TenantID, error)
+	// Close releases the feed.
+	Close()
+}
+
+// MaxEventType is the longest event type, in bytes.
+const MaxEventType = 200
