@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// UnaryServerInterceptor admits each call before its handler runs, as
+// [HTTPMiddleware] does each request: the same decision, by the same metadata.
+// Refusals are statuses of [AnswerStatus]. A handler that wants to refuse a call of
+// which nothing has run returns the [*Answer] itself; an answer that reached it in
+// a status of another service does not pass as this one's.
+func UnaryServerInterceptor(router *Router, gates *Gates, opts ...MiddlewareOption) grpc.UnaryServerInterceptor {
+	if gates == nil {
+		return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			return handler(ctx, req)
+		}
+	}
+	gates.checkRouter(router)
+	cfg := middlewareOf(opts)
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if cfg.unguarded != nil && cfg.unguarded(info.FullMethod) {
+			resp, err := handler(cleanTransport(ctx), req)
+			return resp, gates.serviceError(ctx, err)
+		}
+		a, err := gates.admitCall(ctx, info.FullMethod, false)
+		if err != nil {
+			return nil, err
+		}
+		defer a.Done()
+		gates.stampCall(ctx, a)
+		resp, err := handler(ContextWithAdmission(cleanTransport(ctx), a), req)
+		return resp, gates.serviceError(ctx, err)
+	}
+}
+
+// StreamServerInterceptor is [UnaryServerInterceptor] for streams. The stream's
+// context is cancelled when the gate closes, and a RecvMsg that waits returns; the
+// client gets the answer as the stream's status, with "retry" false, since the
+// stream had begun.
+func StreamServerInterceptor(router *Router, gates *Gates, opts ...MiddlewareOption) grpc.StreamServerInterceptor {
+	if gates == nil {
+		return func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			return handler(srv, ss)
+		}
+	}
+	gates.checkRouter(router)
+	cfg := middlewareOf(opts)
+	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		ctx := ss.Context()
+		if cfg.unguarded != nil && cfg.unguarded(info.FullMethod) {
+			return gates.serviceError(ctx, handler(srv, &guardedStream{ServerStream: ss, ctx: cleanTransport(ctx)}))
+		}
+		a, err := gates.admitCall(ctx, info.FullMethod, true)
+		if err != nil {
+			return err
+		}
+		defer a.Done()
+		gates.stampCall(ctx, a)
+		s := &guardedStream{ServerStream: ss, ctx: cleanTransport(a.Context()), waits: info.IsClientStream}
+		err = handler(srv, s)
+		if err == nil {
+			return nil
+		}
+		if closed := AnswerOf(context.Cause(s.ctx)); closed != nil && errors.Is(closed, ErrGateClosed) {
+			return answerStatus(closed, false).Err()
+		}
+		return gates.serviceError(ctx, err)
+	}
+}
+
+// admitCall is the part of a call that is the same for both interceptors.
+func (g *Gates) admitCall(ctx context.Context, method string, stream bool) (*Admission, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	req, bad := admitRequestOf(func(name string) []string { return md[strings.ToLower(name)] })
+	if bad != nil {
+		return nil, g.refuseCall(ctx, bad)
+	}
+	req.Stream, req.Label = stream, method
+	a, err := g.Admit(ctx, req)
+	if err != nil {
+		return nil, g.refuseCall(ctx, AnswerOf(err))
+	}
+	return a, nil
+}
+
+// refuseCall sets the answer's trailers and returns its status as an error.
+func (g *Gates) refuseCall(ctx context.Context, a *Answer) error {
+	s := AnswerStatus(a)
+	if a.Code.Known() {
+		// Trailers only: an edge that forwards the call finds them as headers.
+		_ = grpc.SetTrailer(ctx, metadata.Pairs(
+			strings.ToLower(HeaderAnswer), string(a.Code),
+			strings.ToLower(HeaderCell), string(g.cell),
+			strings.ToLower(HeaderRevision), strconv.FormatUint(uint64(a.Revision), 10),
+			strings.ToLower(HeaderAge), strconv.FormatInt(ageMS(a.Age), 10)))
+	}
+	return s.Err()
+}
+
+func (g *Gates) stampCall(ctx context.Context, a *Admission) {
+	_ = grpc.SetHeader(ctx, metadata.Pairs(
+		strings.ToLower(HeaderCell), string(a.Cell),
+		strings.ToLower(HeaderEpoch), strconv.FormatUint(uint64(a.Epoch), 10)))
+}
+
+// serviceError is what a handler's error goes out as.
+func (g *Gates) serviceError(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if a, ok := err.(*Answer); ok && a.Code.Known() && !errors.Is(a, ErrGateClosed) {
+		return g.refuseCall(ctx, a)
+	}
+	s, ok := status.FromError(err)
+	if !ok {
+		return err
+	}
+	if clean, changed := withoutAnswer(s); changed {
+		return clean.Err()
+	}
+	return err
+}
+
+// cleanTransport keeps a handler from setting Cell-Answer itself, with the
+// functions of package grpc that find the call by its context.
+func cleanTransport(ctx context.Context) context.Context {
+	t := grpc.ServerTransportStreamFromContext(ctx)
+	if t == nil {
+		return ctx
+	}
+	return grpc.NewContextWithServerTransportStream(ctx, cleanStream{t})
+}
+
+type cleanStream struct{ grpc.ServerTransportStream }
+
+func (s cleanStream) SetHeader(md metadata.MD) error {
+	return s.ServerTransportStream.SetHeader(withoutAnswerMD(md))
+}
+
+func (s cleanStream) SendHeader(md metadata.MD) error {
+	return s.ServerTransportStream.SendHeader(withoutAnswerMD(md))
+}
+
+func (s cleanStream) SetTrailer(md metadata.MD) error {
+	return s.ServerTransportStream.SetTrailer(withoutAnswerMD(md))
+}
+
+func withoutAnswerMD(md metadata.MD) metadata.MD {
+	for k := range md {
+		if strings.EqualFold(k, HeaderAnswer) {
+			md = md.Copy()
+			for k := range md {
+				if strings.EqualFold(k, HeaderAnswer) {
+					delete(md, k)
+				}
+			}
+			return md
+		}
+	}
+	return md
+}
+
+// guardedStream is a stream with an admission's context.
+type guardedStream struct {
+	grpc.ServerStream
+	ctx context.Context
+	// waits: the client may keep RecvMsg waiting for as long as it likes.
+	waits bool
+
+	receive, send *sideCall // made at the first use, by RecvMsg and SendMsg alone
+}
+
+func (s *guardedStream) Context() context.Context { return s.ctx }
+
+func (s *guardedStream) SetHeader(md metadata.MD) error {
+	return s.ServerStream.SetHeader(withoutAnswerMD(md))
+}
+
+func (s *guardedStream) SendHeader(md metadata.MD) error {
+	return s.ServerStream.SendHeader(withoutAnswerMD(md))
+}
+
+func (s *guardedStream) SetTrailer(md metadata.MD) { s.ServerStream.SetTrailer(withoutAnswerMD(md)) }
+
+// RecvMsg returns when there is a message, or when the gate closes.
+func (s *guardedStream) RecvMsg(m any) error {
+	if !s.waits {
+		return s.ServerStream.RecvMsg(m) // there is one message, and it is there
+	}
+	if s.receive == nil {
+		s.receive = newSideCall(s.ctx, s.ServerStream.RecvMsg)
+	}
+	return s.receive.do(s, m)
+}
+
+// SendMsg returns when the message is on its way, or when the gate has closed and
+// the client takes nothing.
+func (s *guardedStream) SendMsg(m any) error {
+	if s.send == nil {
+		s.send = newSideCall(s.ctx, s.ServerStream.SendMsg)
+	}
+	return s.send.do(s, m)
+}
+
+func (s *guardedStream) ended() error {
+	if closed := AnswerOf(context.Cause(s.ctx)); closed != nil && errors.Is(closed, ErrGateClosed) {
+		return answerStatus(closed, false).Err()
+	}
+	return status.FromContextError(s.ctx.Err()).Err()
+}
+
+// sideCall makes the calls of one direction of a stream in a goroutine of their
+// own, where one that blocks can be left behind: it returns when the call has
+// ended, which it does once the handler has.
+type sideCall struct {
+	ctx  context.Context
+	in   chan any
+	out  chan error
+	call func(any) error
+}
+
+func newSideCall(ctx context.Context, call func(any) error) *sideCall {
+	c := &sideCall{ctx: ctx, in: make(chan any), out: make(chan error), call: call}
+	go c.run()
+	return c
+}
+
+func (c *sideCall) run() {
+	for {
+		select {
+		case m := <-c.in:
+			err := c.call(m)
+			select {
+			case c.out <- err:
+			case <-c.ctx.Done():
+				return
+			}
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+func (c *sideCall) do(s *guardedStream, m any) error {
+	select {
+	case c.in <- m:
+	case <-c.ctx.Done():
+		return s.ended()
+	}
+	select {
+	case err := <-c.out:
+		return err
+	case <-c.ctx.Done():
+		return s.ended()
+	}
+}

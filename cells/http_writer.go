@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// responseWriter passes a response on, without a Cell-Answer that the service has
+// set itself.
+type responseWriter struct {
+	w       http.ResponseWriter
+	prepare func(http.Header) // called before headers go out
+	wrote   bool
+	answer  Code // set by WriteProblem: the answer is the platform's
+}
+
+func (w *responseWriter) Header() http.Header         { return w.w.Header() }
+func (w *responseWriter) Unwrap() http.ResponseWriter { return w.w }
+func (w *responseWriter) platformAnswer(c Code)       { w.answer = c }
+
+// clean makes the headers those of a service's answer, or of the platform's.
+func (w *responseWriter) clean() {
+	h := w.w.Header()
+	if w.answer == "" {
+		h.Del(HeaderAnswer)
+	} else {
+		h.Set(HeaderAnswer, string(w.answer))
+	}
+	h.Del(http.TrailerPrefix + HeaderAnswer)
+	if w.prepare != nil {
+		w.prepare(h)
+	}
+}
+
+func (w *responseWriter) WriteHeader(status int) {
+	if !w.wrote {
+		w.clean()
+		w.wrote = status >= 200 || status == http.StatusSwitchingProtocols
+	}
+	w.w.WriteHeader(status)
+}
+
+func (w *responseWriter) Write(b []byte) (int, error) {
+	w.begin()
+	return w.w.Write(b)
+}
+
+func (w *responseWriter) begin() {
+	if !w.wrote {
+		w.clean()
+		w.wrote = true
+	}
+}
+
+// ReadFrom keeps the copying of files in the kernel.
+func (w *responseWriter) ReadFrom(r io.Reader) (int64, error) {
+	w.begin()
+	return io.Copy(w.w, r)
+}
+
+func (w *responseWriter) Flush() { _ = w.FlushError() }
+
+func (w *responseWriter) FlushError() error {
+	w.begin()
+	return http.NewResponseController(w.w).Flush()
+}
+
+// end is called when the handler has returned: the headers may not have been
+// written yet, and trailers never are.
+func (w *responseWriter) end() {
+	if !w.wrote {
+		w.clean()
+		return
+	}
+	// What is left of the header map now can only go out as trailers.
+	h := w.w.Header()
+	h.Del(HeaderAnswer)
+	h.Del(http.TrailerPrefix + HeaderAnswer)
+}
+
+// unguardedWriter is for requests that pass without an admission.
+type unguardedWriter struct{ responseWriter }
+
+func (w *unguardedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return http.NewResponseController(w.w).Hijack()
+}
+
+// admittedWriter belongs to one admission, and counts it out.
+type admittedWriter struct {
+	responseWriter
+	admission   *Admission
+	cell, epoch string
+
+	mu       sync.Mutex // guards below
+	conn     *hijackedConn
+	returned bool
+}
+
+func (w *admittedWriter) stamp(h http.Header) {
+	h.Set(HeaderCell, w.cell)
+	h.Set(HeaderEpoch, w.epoch)
+}
+
+// finish counts the admission out when the handler has returned or panicked,
+// unless it has taken the connection over: then closing that does.
+func (w *admittedWriter) finish() {
+	w.mu.Lock()
+	w.returned = true
+	conn := w.conn
+	w.mu.Unlock()
+	if conn == nil {
+		w.end()
+		w.admission.Done()
+	}
+}
+
+// forceEnd is called when a stream should have ended.
+func (w *admittedWriter) forceEnd() {
+	w.mu.Lock()
+	conn, returned := w.conn, w.returned
+	w.mu.Unlock()
+	switch {
+	case conn != nil:
+		_ = conn.Close()
+	case !returned:
+		// A handler that waits for more of the request stops waiting.
+		_ = http.NewResponseController(w.w).SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// forHandler hides Hijack where the connection cannot be taken over, as handlers
+// look for it.
+func (w *admittedWriter) forHandler() http.ResponseWriter {
+	if canHijack(w.w) {
+		return &hijackWriter{w}
+	}
+	return w
+}
+
+// canHijack looks through wrappers, as [http.ResponseController] does.
+func canHijack(w http.ResponseWriter) bool {
+	for {
+		if _, ok := w.(http.Hijacker); ok {
+			return true
+		}
+		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return false
+		}
+		w = u.Unwrap()
+	}
+}
+
+// allowAnswer tells the middleware below which w was given out that the answer to
+// come is the platform's.
+func allowAnswer(w http.ResponseWriter, c Code) {
+	for {
+		if p, ok := w.(interface{ platformAnswer(Code) }); ok {
+			p.platformAnswer(c)
+		}
+		u, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return
+		}
+		w = u.Unwrap()
+	}
+}
+
+type hijackWriter struct{ *admittedWriter }
+
+func (w *hijackWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(w.w).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	h := &hijackedConn{Conn: conn, done: w.admission.Done}
+	w.mu.Lock()
+	w.conn = h
+	w.mu.Unlock()
+	// Whoever writes through the buffered writer still writes to conn: only Close
+	// matters here.
+	return h, rw, nil
+}
+
+// hijackedConn is in flight until it is closed.
+type hijackedConn struct {
+	net.Conn
+	done func()
+}
+
+func (c *hijackedConn) Close() error {
+	defer c.done()
+	return c.Conn.Close()
+}
