@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+// Paths of the operator listener. All of them but the last three want the
+// operator credential as a bearer token.
+const (
+	PathCells      = "/cells/v1/cells"      // GET -> CellList; GET, PUT {cell}: CellSpec -> Cell
+	PathTenants    = "/cells/v1/tenants"    // GET ?cell= &after= &limit= -> TenantList; GET, DELETE {tenant}
+	PathPlacements = "/cells/v1/placements" // POST PlacementRequest -> Placement; on both listeners
+	PathMoves      = "/cells/v1/moves"      // POST MoveRequest -> Move or DryRun; GET -> MoveList; GET {id}[?watch=1]; POST {id}/rollback
+	PathMembers    = "/cells/v1/members"    // GET -> MemberList
+	PathAudit      = "/cells/v1/audit"      // GET ?after= &limit= &tenant= -> AuditList
+	PathLive       = "/livez"
+	PathReady      = "/readyz"
+	PathMetrics    = "/metrics"
+)
+
+// Paths of the channel listener, beside those of package member.
+const (
+	// PathTopology answers a Topology, or with ?watch=1 an unending stream of
+	// TopologyLine, one JSON document a line.
+	PathTopology = "/cells/v1/topology"
+)
+
+// HeaderRequestID names a request in the audit. A caller may send its own, 1 to
+// 64 bytes of [A-Za-z0-9._-]; otherwise the directory makes one. It is echoed.
+const HeaderRequestID = "Cell-Request-Id"
+
+// Bounds of requests and pages.
+const (
+	// MaxBody is the largest request body, in bytes.
+	MaxBody = 64 << 10
+	// DefaultPage and MaxPage bound lists.
+	DefaultPage = 100
+	MaxPage     = 1000
+	// MaxText bounds actors, reasons and operation ids, in bytes.
+	MaxText = 256
+)
+
+// ContentJSON and ContentNDJSON are the content types of answers.
+const (
+	ContentJSON   = "application/json"
+	ContentNDJSON = "application/x-ndjson"
+)

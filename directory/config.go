@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/member"
+)
+
+// Agents carries out the steps of moves in the cells. [member.AgentClient] does it
+// over the channel.
+type Agents interface {
+	cells.Fencer
+	cells.EventBarrier
+	cells.Drainer
+	cells.DataMover
+}
+
+// Config is what a [Server] is made of. The zero value of a field means its
+// default where one is named; the others are required.
+type Config struct {
+	// Name of this directory, unique among those on one store; [a-z0-9-]{1,32}.
+	// Default "directory".
+	Name string
+	// Store and Table are used, not closed, by the server.
+	Store Store
+	Table cells.RoutingTable
+
+	// Channel is this directory's identity for mutual TLS; ChannelListener is where
+	// cells and edges reach it. Both or neither.
+	Channel         *channel.Channel
+	ChannelListener net.Listener
+	// OperatorListener serves the operator interface; nil serves none.
+	OperatorListener net.Listener
+	// OperatorSHA256 are the SHA-256 of the accepted operator credentials, 64
+	// lowercase hex digits each: one, or two while it is rotated. Empty: every
+	// operator call is answered NO_OPERATOR_CREDENTIAL.
+	OperatorSHA256 []string
+
+	// Agents carries out moves. Nil: [member.AgentClient] over Channel, or nothing
+	// when there is no Channel (the stateless profile).
+	Agents Agents
+	// Stateless: cells share their database. Only drains are asked of them.
+	Stateless bool
+
+	// HeartbeatEvery is what members are told; default 500 ms. A member whose
+	// heartbeats stop is gone after Lapse; default 2 s. Lapse is at least twice
+	// HeartbeatEvery.
+	HeartbeatEvery time.Duration
+	Lapse          time.Duration
+	// SyncEvery is how often members and cells are exchanged with the other
+	// directories on the store; default 1 s. Changes are written at once.
+	SyncEvery time.Duration
+	// AliveEvery is how often a watch without changes shows that it lives; default 1 s.
+	AliveEvery time.Duration
+
+	// Moves bounds how many moves run at once before their cut; default 4. Moves
+	// that are past it never wait.
+	Moves int
+	// DrainDeadline bounds the cut of a move; default [cells.DefaultDrainDeadline].
+	// MaxPause refuses cuts that are predicted to be longer; 0 is no bound.
+	DrainDeadline time.Duration
+	MaxPause      time.Duration
+	// SweepEvery is how often unfinished work is looked at; default 1 s. TakeOver
+	// is for how long a move's driver must have shown no sign of life before another
+	// directory takes the move; default 5 s.
+	SweepEvery time.Duration
+	TakeOver   time.Duration
+	// Budget is each tenant's unavailability allowance; nil keeps no budgets.
+	Budget *cells.BudgetMeter
+
+	// PlacementsPerMinute bounds what each cell places for itself, at this directory;
+	// default 600. Operators are not counted.
+	PlacementsPerMinute int
+	// Pinned: placements never change. Moves and deletions are refused.
+	Pinned bool
+
+	// HaltAt names a step ([cells.Step]) after which the executor stops for ever,
+	// once the step is persisted and noted in the move's record. For crash tests.
+	HaltAt string
+	// StepHook is called after each persisted step of each move, after it was noted;
+	// an error ends this process's part in the move until the sweeper resumes it.
+	StepHook func(context.Context, cells.StepEvent) error
+	// Trace, if set, receives one JSON line for each step; see [cells.TraceWriter].
+	Trace io.Writer
+
+	// Logger; default discards.
+	Logger *slog.Logger
+}
+
+func (c *Config) normalize() error {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	if c.Name == "" {
+		c.Name = "directory"
+	}
+	if err := cells.CellID(c.Name).Validate(); err != nil {
+		return fmt.Errorf("directory name: %w", err)
+	}
+	if c.Store == nil || c.Table == nil {
+		return fmt.Errorf("%w: a directory needs a store and a routing table", cells.ErrInvalid)
+	}
+	if (c.Channel == nil) != (c.ChannelListener == nil) {
+		return fmt.Errorf("%w: Channel and ChannelListener go together", cells.ErrInvalid)
+	}
+	def(&c.HeartbeatEvery, 500*time.Millisecond)
+	def(&c.Lapse, 2*time.Second)
+	if c.Lapse < 2*c.HeartbeatEvery {
+		return fmt.Errorf("%w: Lapse %v is shorter than two heartbeats", cells.ErrInvalid, c.Lapse)
+	}
+	def(&c.SyncEvery, time.Second)
+	def(&c.AliveEvery, time.Second)
+	def(&c.DrainDeadline, cells.DefaultDrainDeadline)
+	def(&c.SweepEvery, time.Second)
+	def(&c.TakeOver, 5*time.Second)
+	if c.Moves <= 0 {
+		c.Moves = 4
+	}
+	if c.PlacementsPerMinute <= 0 {
+		c.PlacementsPerMinute = 600
+	}
+	for _, h := range c.OperatorSHA256 {
+		if _, err := parseHash(h); err != nil {
+			return err
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// Locate returns the live processes of a cell, ready ones first.
+type Locate func(cells.CellID) []member.Heartbeat

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/member"
+)
+
+type memberKey struct {
+	cell     cells.CellID
+	instance string
+}
+
+func keyOf(h *member.Heartbeat) memberKey { return memberKey{h.Cell, h.Instance} }
+
+// memberState is one process that was heard.
+type memberState struct {
+	hb    member.Heartbeat
+	heard time.Time // monotonic
+	since time.Time
+	// remote: heard through the store, by the growth of its beat; such news is older.
+	remote bool
+}
+
+// seenBeat is what the store last said of a process.
+type seenBeat struct {
+	beat int64
+	at   time.Time // when it was first seen at that beat
+}
+
+// members knows which processes live. Heartbeats arrive at one directory; the
+// others learn of them through the store.
+type members struct {
+	store      Store
+	log        *slog.Logger
+	lapse      time.Duration // of what is heard here
+	slack      time.Duration // more for what is heard through the store
+	syncEvery  time.Duration
+	changed    func() // a process came, went, or changed what others must know
+	syncSignal chan struct{}
+
+	mu    sync.Mutex
+	live  map[memberKey]*memberState // guarded by mu
+	dirty map[memberKey]struct{}     // guarded by mu; heard since the last sync
+	beats map[memberKey]seenBeat     // used by sync only
+	first bool                       // used by sync only
+}
+
+func newMembers(store Store, cfg *Config, changed func()) *members {
+	return &members{
+		store: store, log: cfg.Logger, lapse: cfg.Lapse, slack: 2 * cfg.SyncEvery, syncEvery: cfg.SyncEvery, changed: changed,
+		syncSignal: make(chan struct{}, 1), live: map[memberKey]*memberState{}, dirty: map[memberKey]struct{}{},
+		beats: map[memberKey]seenBeat{}, first: true,
+	}
+}
+
+func (s *memberState) lapsed(now time.Time, m *members) bool {
+	limit := m.lapse
+	if s.remote {
+		limit += m.slack
+	}
+	return now.Sub(s.heard) >= limit
+}
+
+// beat takes a heartbeat.
+func (m *members) beat(h member.Heartbeat) {
+	now := time.Now()
+	m.mu.Lock()
+	old := m.live[keyOf(&h)]
+	news := old == nil || old.lapsed(now, m) || old.hb.Ready != h.Ready || old.hb.Reason != h.Reason ||
+		old.hb.ServiceURL != h.ServiceURL || old.hb.AgentURL != h.AgentURL || old.hb.Version != h.Version
+	since := now
+	if old != nil {
+		since = old.since
+	}
+	m.live[keyOf(&h)] = &memberState{hb: h, heard: now, since: since}
+	m.dirty[keyOf(&h)] = struct{}{}
+	m.mu.Unlock()
+	if news {
+		m.changed()
+		m.kick()
+	}
+}
+
+func (m *members) kick() {
+	select {
+	case m.syncSignal <- struct{}{}:
+	default:
+	}
+}
+
+// leave forgets a process.
+func (m *members) leave(ctx context.Context, key memberKey) error {
+	m.mu.Lock()
+	_, was := m.live[key]
+	delete(m.live, key)
+	delete(m.dirty, key)
+	m.mu.Unlock()
+	if was {
+		m.changed()
+	}
+	return m.store.RemoveMember(ctx, key.cell, key.instance)
+}
+
+// locate returns the live processes of the cell, ready ones first.
+func (m *members) locate(cell cells.CellID) []member.Heartbeat {
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []member.Heartbeat
+	for k, s := range m.live {
+		if k.cell == cell && !s.lapsed(now, m) {
+			out = append(out, s.hb)
+		}
+	}
+	slices.SortFunc(out, func(a, b member.Heartbeat) int {
+		if a.Ready != b.Ready {
+			if a.Ready {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a.Instance, b.Instance)
+	})
+	return out
+}
+
+// list returns everything that was heard and is not forgotten.
+func (m *members) list() []api.Member {
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]api.Member, 0, len(m.live))
+	for _, s := range m.live {
+		h := &s.hb
+		out = append(out, api.Member{
+			Cell: h.Cell, Instance: h.Instance, Version: h.Version, PID: h.PID, ServiceURL: h.ServiceURL, AgentURL: h.AgentURL,
+			Ready: h.Ready, Reason: h.Reason, Revision: h.Revision, Engine: h.Engine, InFlight: h.InFlight,
+			Live: !s.lapsed(now, m), Since: s.since.UTC(), Age: now.Sub(s.heard),
+		})
+	}
+	slices.SortFunc(out, func(a, b api.Member) int {
+		if c := strings.Compare(string(a.Cell), string(b.Cell)); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Instance, b.Instance)
+	})
+	return out
+}
+
+// expire drops lapsed processes and reports whether there were any.
+func (m *members) expire() bool {
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	any := false
+	for k, s := range m.live {
+		if s.lapsed(now, m) {
+			m.log.Warn("member lapsed", "cell", k.cell, "instance", k.instance, "silent", now.Sub(s.heard))
+			delete(m.live, k)
+			delete(m.dirty, k)
+			any = true
+		}
+	}
+	return any
+}
+
+// sync writes what was heard and learns what others have heard.
+func (m *members) sync(ctx context.Context) error {
+	m.mu.Lock()
+	var out []member.Heartbeat
+	for k := range m.dirty {
+		if s := m.live[k]; s != nil {
+			out = append(out, s.hb)
+		}
+	}
+	taken := m.dirty
+	m.dirty = map[memberKey]struct{}{}
+	m.mu.Unlock()
+
+	if err := m.store.SaveMembers(ctx, out, time.Now()); err != nil {
+		m.mu.Lock()
+		for k := range taken {
+			m.dirty[k] = struct{}{}
+		}
+		m.mu.Unlock()
+		return err
+	}
+	rows, err := m.store.Members(ctx)
+	if err != nil {
+		return err
+	}
+	if m.absorb(ctx, rows) {
+		m.changed()
+	}
+	return nil
+}
+
+// forgetAfter is for how long the store remembers a process that nobody hears.
+const forgetAfter = 10 * time.Minute
+
+func (m *members) absorb(ctx context.Context, rows []MemberRow) (news bool) {
+	now := time.Now()
+	known := make(map[memberKey]bool, len(rows))
+	var old []memberKey
+	m.mu.Lock()
+	for i := range rows {
+		r := &rows[i]
+		k := keyOf(&r.Heartbeat)
+		known[k] = true
+		before, seen := m.beats[k]
+		grew := seen && r.Beat > before.beat || !seen && !m.first
+		if !seen || r.Beat != before.beat {
+			m.beats[k] = seenBeat{beat: r.Beat, at: now}
+		} else if now.Sub(before.at) > forgetAfter {
+			old = append(old, k)
+		}
+		s := m.live[k]
+		if s != nil && !s.remote {
+			continue
+		}
+		// At the start the processes that the store remembers are given one lapse.
+		if !grew && !(m.first && s == nil) {
+			continue
+		}
+		news = news || s == nil || s.hb.Ready != r.Heartbeat.Ready || s.hb.ServiceURL != r.Heartbeat.ServiceURL
+		since := now
+		if s != nil {
+			since = s.since
+		}
+		m.live[k] = &memberState{hb: r.Heartbeat, heard: now, since: since, remote: true}
+	}
+	for k, s := range m.live {
+		if s.remote && !known[k] { // it left, at another directory
+			delete(m.live, k)
+			news = true
+		}
+	}
+	for k := range m.beats {
+		if !known[k] {
+			delete(m.beats, k)
+		}
+	}
+	m.first = false
+	m.mu.Unlock()
+	for _, k := range old {
+		if err := m.store.RemoveMember(ctx, k.cell, k.instance); err != nil {
+			m.log.Warn("old member not forgotten", "cell", k.cell, "instance", k.instance, "err", err)
+		}
+	}
+	return news
+}

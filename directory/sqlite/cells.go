@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+)
+
+// tenantsOf counts what a cell's quota counts: ledger rows, and active moves that
+// come in from elsewhere.
+const tenantsOf = `(c.placed + (SELECT count(*) FROM moves m WHERE m.active = 1 AND m.to_cell = c.id
+	AND NOT EXISTS (SELECT 1 FROM placements p WHERE p.tenant = m.tenant AND p.cell = c.id)))`
+
+const cellColumns = `c.id, c.spec, c.revision, c.created_at, c.updated_at, ` + tenantsOf
+
+func scanCell(row interface{ Scan(...any) error }) (api.Cell, error) {
+	var c api.Cell
+	var spec string
+	var created, updated int64
+	if err := row.Scan(&c.ID, &spec, &c.Revision, &created, &updated, &c.Tenants); err != nil {
+		return c, err
+	}
+	rev := c.Revision
+	if err := json.Unmarshal([]byte(spec), &c.CellSpec); err != nil {
+		return c, fmt.Errorf("%w: cell %s: %w", cells.ErrInvalid, c.ID, err)
+	}
+	c.Revision = rev
+	c.CreatedAt, c.UpdatedAt = fromMicros(created), fromMicros(updated)
+	return c, nil
+}
+
+// Cells implements [directory.Store].
+func (s *Store) Cells(ctx context.Context) ([]api.Cell, int64, error) {
+	tx, err := s.read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return nil, 0, translate("cells", err)
+	}
+	defer func() { _ = tx.Rollback() }()
+	var rev int64
+	if err := tx.QueryRowContext(ctx, `SELECT value FROM meta WHERE name = 'cells_revision'`).Scan(&rev); err != nil {
+		return nil, 0, translate("cells", err)
+	}
+	rows, err := tx.QueryContext(ctx, `SELECT `+cellColumns+` FROM cells c ORDER BY c.id`)
+	if err != nil {
+		return nil, 0, translate("cells", err)
+	}
+	defer func() { _ = rows.Close() }()
+	var out []api.Cell
+	for rows.Next() {
+		c, err := scanCell(rows)
+		if err != nil {
+			return nil, 0, translate("cells", err)
+		}
+		out = append(out, c)
+	}
+	return out, rev, translate("cells", rows.Err())
+}
+
+// PutCell implements [directory.Store].
+func (s *Store) PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec, audit api.AuditEntry) (api.Cell, error) {
+	var out api.Cell
+	err := s.tx(ctx, "put cell", func(tx *sql.Tx) error {
+		old, err := scanCell(tx.QueryRowContext(ctx, `SELECT `+cellColumns+` FROM cells c WHERE c.id = ?`, id))
+		exists := err == nil
+		if err != nil && !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+		if spec.Revision != 0 && (!exists || old.Revision != spec.Revision) {
+			return fmt.Errorf("%w: cell %s is at revision %d, not %d", cells.ErrConflict, id, old.Revision, spec.Revision)
+		}
+		if err := checkDefault(ctx, tx, id, spec); err != nil {
+			return err
+		}
+		var rev int64
+		if err := tx.QueryRowContext(ctx, `UPDATE meta SET value = value + 1 WHERE name = 'cells_revision' RETURNING value`).Scan(&rev); err != nil {
+			return err
+		}
+		spec.Revision = 0
+		doc, err := json.Marshal(spec)
+		if err != nil {
+			return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
+		}
+		at := micros(audit.At)
+		_, err = tx.ExecContext(ctx, `INSERT INTO cells (id, spec, state, closed, placements_max, is_default, placed, revision, created_at, updated_at)
+			VALUES (?1, ?2, ?3, ?4, ?5, ?6, (SELECT count(*) FROM placements WHERE cell = ?1), ?7, ?8, ?8)
+			ON CONFLICT (id) DO UPDATE SET spec = excluded.spec, state = excluded.state, closed = excluded.closed,
+				placements_max = excluded.placements_max, is_default = excluded.is_default,
+				revision = excluded.revision, updated_at = excluded.updated_at`,
+			id, string(doc), spec.State, spec.Closed, spec.PlacementsMax, spec.Default, rev, at)
+		if err != nil {
+			return err
+		}
+		if err := putNames(ctx, tx, id, spec); err != nil {
+			return err
+		}
+		if err := insertAudit(ctx, tx, audit); err != nil {
+			return err
+		}
+		out, err = scanCell(tx.QueryRowContext(ctx, `SELECT `+cellColumns+` FROM cells c WHERE c.id = ?`, id))
+		return err
+	})
+	return out, err
+}
+
+func checkDefault(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec) error {
+	if !spec.Default {
+		return nil
+	}
+	var other string
+	err := tx.QueryRowContext(ctx, `SELECT id FROM cells WHERE is_default = 1 AND id <> ?`, id).Scan(&other)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: cell %s is the default cell", cells.ErrConflict, other)
+}
+
+// putNames replaces the cell's hosts and issuers.
+func putNames(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec) error {
+	if _, err := tx.ExecContext(ctx, `DELETE FROM cell_names WHERE cell = ?`, id); err != nil {
+		return err
+	}
+	put := func(kind, name string) error {
+		var owner string
+		err := tx.QueryRowContext(ctx, `INSERT INTO cell_names (kind, name, cell) VALUES (?, ?, ?)
+			ON CONFLICT (kind, name) DO UPDATE SET cell = cell RETURNING cell`, kind, name, id).Scan(&owner)
+		if err != nil {
+			return err
+		}
+		if owner != string(id) {
+			return fmt.Errorf("%w: %s %q belongs to cell %s", cells.ErrConflict, kind, name, owner)
+		}
+		return nil
+	}
+	if spec.Host != "" {
+		if err := put("host", spec.Host); err != nil {
+			return err
+		}
+	}
+	for _, a := range spec.Aliases {
+		if err := put("host", a); err != nil {
+			return err
+		}
+	}
+	for _, i := range spec.Issuers {
+		if err := put("issuer", i); err != nil {
+			return err
+		}
+	}
+	return nil
+}

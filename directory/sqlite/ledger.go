@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/directory/api"
+)
+
+const gone = "GONE"
+
+const ledgerColumns = `tenant, cell, state, operation, actor, revision, created_at`
+
+func scanLedger(row interface{ Scan(...any) error }) (directory.LedgerRow, error) {
+	var r directory.LedgerRow
+	var at int64
+	err := row.Scan(&r.Tenant, &r.Cell, &r.State, &r.OperationID, &r.Actor, &r.Revision, &at)
+	r.CreatedAt = fromMicros(at)
+	return r, err
+}
+
+// Reserve implements [directory.Store].
+func (s *Store) Reserve(ctx context.Context, r directory.Reservation, audit api.AuditEntry) (row directory.LedgerRow, joined bool, err error) {
+	err = s.tx(ctx, "reserve", func(tx *sql.Tx) error {
+		if err := putOperation(ctx, tx, r.Operation, nil, r.At); err != nil {
+			return err
+		}
+		old, err := scanLedger(tx.QueryRowContext(ctx, `SELECT `+ledgerColumns+` FROM placements WHERE tenant = ?`, r.Tenant))
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+		case err != nil:
+			return err
+		case old.State == gone:
+			if old.Revision > r.Seen {
+				return fmt.Errorf("%w: tenant %s was deleted at revision %d, the claim has seen %d",
+					cells.ErrConflict, r.Tenant, old.Revision, r.Seen)
+			}
+		case old.Revision >= r.Seen:
+			row, joined = old, true
+			return nil
+		}
+		cell, err := chooseCell(ctx, tx, r.Cell, r.Tenant)
+		if err != nil {
+			return err
+		}
+		row = directory.LedgerRow{Tenant: r.Tenant, Cell: cell, State: directory.PlacementReserved,
+			OperationID: r.Operation.ID, Actor: r.Actor, Revision: r.Seen, CreatedAt: r.At}
+		_, err = tx.ExecContext(ctx, `INSERT INTO placements (`+ledgerColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?)
+			ON CONFLICT (tenant) DO UPDATE SET cell = excluded.cell, state = excluded.state, operation = excluded.operation,
+				actor = excluded.actor, revision = excluded.revision, created_at = excluded.created_at`,
+			row.Tenant, row.Cell, row.State, row.OperationID, row.Actor, row.Revision, micros(row.CreatedAt))
+		if err != nil {
+			return err
+		}
+		audit.Cell = cell
+		return insertAudit(ctx, tx, audit)
+	})
+	return row, joined, err
+}
+
+// chooseCell returns the cell asked for, or the open one with the fewest tenants,
+// after looking at its state and its quota. The tenant's own ledger row, if it is
+// counted there, does not stand in its way.
+func chooseCell(ctx context.Context, tx *sql.Tx, want cells.CellID, tenant cells.TenantID) (cells.CellID, error) {
+	const query = `SELECT c.id, c.state, c.closed, c.placements_max,
+			` + tenantsOf + ` - (SELECT count(*) FROM placements p WHERE p.tenant = ?1 AND p.cell = c.id) AS n
+		FROM cells c WHERE ?2 = '' OR c.id = ?2 ORDER BY n, c.id`
+	rows, err := tx.QueryContext(ctx, query, tenant, want)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = rows.Close() }()
+	seen, why := 0, "no cell is open"
+	for rows.Next() {
+		var id cells.CellID
+		var state api.CellState
+		var closed bool
+		var limit sql.NullInt64
+		var n int64
+		if err := rows.Scan(&id, &state, &closed, &limit, &n); err != nil {
+			return "", err
+		}
+		seen++
+		switch {
+		case state != api.CellServing:
+			why = fmt.Sprintf("cell %s is %s", id, state)
+		case closed:
+			why = fmt.Sprintf("cell %s is closed", id)
+		case limit.Valid && n >= limit.Int64:
+			why = fmt.Sprintf("cell %s holds its %d tenants", id, limit.Int64)
+		default:
+			return id, nil
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return "", err
+	}
+	switch {
+	case seen == 0 && want != "":
+		return "", fmt.Errorf("%w: cell %s", directory.ErrNoCell, want)
+	case seen == 0:
+		return "", directory.ErrNoCell
+	case seen > 1:
+		why = "each cell is closed or full"
+	}
+	return "", fmt.Errorf("%w: %s", directory.ErrCellClosed, why)
+}
+
+// Settle implements [directory.Store].
+func (s *Store) Settle(ctx context.Context, list []directory.Settlement) error {
+	if len(list) == 0 {
+		return nil
+	}
+	return s.tx(ctx, "settle", func(tx *sql.Tx) error {
+		stmt, err := tx.PrepareContext(ctx, `INSERT INTO placements (`+ledgerColumns+`) VALUES (?, ?, ?, '', '', ?, ?)
+			ON CONFLICT (tenant) DO UPDATE SET cell = excluded.cell, state = excluded.state, revision = excluded.revision
+			WHERE excluded.revision > placements.revision`)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = stmt.Close() }()
+		for _, x := range list {
+			cell, state := x.Cell, string(directory.PlacementPlaced)
+			if !x.Exists {
+				cell, state = "", gone
+			}
+			if _, err := stmt.ExecContext(ctx, x.Tenant, cell, state, x.Revision, micros(x.At)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Release implements [directory.Store].
+func (s *Store) Release(ctx context.Context, tenant cells.TenantID, seen cells.Revision) error {
+	return s.tx(ctx, "release", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `UPDATE placements SET state = 'GONE', cell = ''
+			WHERE tenant = ? AND state = 'RESERVED' AND revision = ?`, tenant, seen)
+		return err
+	})
+}
+
+// Reserved implements [directory.Store].
+func (s *Store) Reserved(ctx context.Context, after cells.TenantID, limit int) ([]directory.LedgerRow, error) {
+	rows, err := s.read.QueryContext(ctx, `SELECT `+ledgerColumns+` FROM placements
+		WHERE state = 'RESERVED' AND tenant > ? ORDER BY tenant LIMIT ?`, after, pageLimit(limit))
+	if err != nil {
+		return nil, translate("reserved", err)
+	}
+	defer func() { _ = rows.Close() }()
+	var out []directory.LedgerRow
+	for rows.Next() {
+		r, err := scanLedger(rows)
+		if err != nil {
+			return nil, translate("reserved", err)
+		}
+		out = append(out, r)
+	}
+	return out, translate("reserved", rows.Err())
+}
+
+// putOperation records the operation, or checks that the recorded one is the same.
+func putOperation(ctx context.Context, tx *sql.Tx, op directory.Operation, answer *string, at time.Time) error {
+	var kind string
+	var tenant cells.TenantID
+	var cell cells.CellID
+	err := tx.QueryRowContext(ctx, `INSERT INTO operations (id, kind, tenant, cell, answer, created_at) VALUES (?, ?, ?, ?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET id = id RETURNING kind, tenant, cell`,
+		op.ID, op.Kind, op.Tenant, op.Cell, answer, micros(at)).Scan(&kind, &tenant, &cell)
+	if err != nil {
+		return err
+	}
+	return sameOperation(op, kind, tenant, cell)
+}
+
+func sameOperation(op directory.Operation, kind string, tenant cells.TenantID, cell cells.CellID) error {
+	if kind == op.Kind && tenant == op.Tenant && cell == op.Cell {
+		return nil
+	}
+	return fmt.Errorf("%w: %q was a %s of tenant %s to cell %q", directory.ErrOperationReused, op.ID, kind, tenant, cell)
+}
+
+// Answer implements [directory.Store].
+func (s *Store) Answer(ctx context.Context, op directory.Operation) ([]byte, error) {
+	var kind string
+	var tenant cells.TenantID
+	var cell cells.CellID
+	var answer sql.NullString
+	err := s.read.QueryRowContext(ctx, `SELECT kind, tenant, cell, answer FROM operations WHERE id = ?`, op.ID).
+		Scan(&kind, &tenant, &cell, &answer)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, translate("answer", err)
+	}
+	if err := sameOperation(op, kind, tenant, cell); err != nil {
+		return nil, err
+	}
+	if !answer.Valid {
+		return nil, nil
+	}
+	return []byte(answer.String), nil
+}
+
+// SaveAnswer implements [directory.Store].
+func (s *Store) SaveAnswer(ctx context.Context, op directory.Operation, answer []byte, at time.Time) ([]byte, error) {
+	var first string
+	err := s.tx(ctx, "save answer", func(tx *sql.Tx) error {
+		if err := putOperation(ctx, tx, op, nil, at); err != nil {
+			return err
+		}
+		return tx.QueryRowContext(ctx, `UPDATE operations SET answer = coalesce(answer, ?) WHERE id = ? RETURNING answer`,
+			string(answer), op.ID).Scan(&first)
+	})
+	return []byte(first), err
+}
+
+func pageLimit(n int) int {
+	switch {
+	case n <= 0:
+		return api.DefaultPage
+	case n > api.MaxPage:
+		return api.MaxPage
+	}
+	return n
+}
