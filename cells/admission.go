@@ -486,6 +486,21 @@ func (r *TenantRoute) admits(cell CellID, epoch Epoch) bool {
 	return r.State == StateActive && r.CellID == cell && r.Floor <= epoch && epoch <= r.Epoch
 }
 
+// Refusal returns the answer for work that failed because the tenant's fence did
+// not admit it: err wraps [ErrFenced], and nothing of it was written. It is MOVING or
+// STALE_ROUTE, by what is known by now. For any other error it returns nil.
+func (a *Admission) Refusal(err error) *Answer {
+	if !errors.Is(err, ErrFenced) {
+		return nil
+	}
+	g := a.gates
+	code := CodeStaleRoute
+	if cur := g.router.view.get(a.Tenant); cur != nil && cur.Moving() && cur.CellID == g.cell {
+		code = CodeMoving
+	}
+	return g.refuse(&AdmitRequest{Tenant: a.Tenant}, code, "the tenant left this epoch while the request ran; nothing was written", err)
+}
+
 type admissionKey struct{}
 
 // ContextWithAdmission returns a context that carries the admission.

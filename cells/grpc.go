@@ -7,8 +7,10 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -65,7 +67,8 @@ func StreamServerInterceptor(router *Router, gates *Gates, opts ...MiddlewareOpt
 		}
 		defer a.Done()
 		gates.stampCall(ctx, a)
-		s := &guardedStream{ServerStream: ss, ctx: cleanTransport(a.Context()), waits: info.IsClientStream}
+		s := &guardedStream{ServerStream: ss, ctx: cleanTransport(a.Context()), waits: info.IsClientStream, stop: make(chan struct{}), grace: gates.cfg.grace}
+		defer close(s.stop)
 		err = handler(srv, s)
 		if err == nil {
 			return nil
@@ -173,6 +176,9 @@ func withoutAnswerMD(md metadata.MD) metadata.MD {
 type guardedStream struct {
 	grpc.ServerStream
 	ctx context.Context
+	// stop is closed when the handler has returned; nil without an admission.
+	stop  chan struct{}
+	grace time.Duration
 	// waits: the client may keep RecvMsg waiting for as long as it likes.
 	waits bool
 
@@ -197,69 +203,77 @@ func (s *guardedStream) RecvMsg(m any) error {
 		return s.ServerStream.RecvMsg(m) // there is one message, and it is there
 	}
 	if s.receive == nil {
-		s.receive = newSideCall(s.ctx, s.ServerStream.RecvMsg)
+		s.receive = newSideCall(s.stop, s.ServerStream.RecvMsg)
 	}
-	return s.receive.do(s, m)
+	return s.receive.do(s, m, 0)
 }
 
-// SendMsg returns when the message is on its way, or when the gate has closed and
-// the client takes nothing.
+// SendMsg returns when the message is on its way. Once the gate has closed, a
+// client that takes nothing keeps it waiting for the grace of [WithStreamGrace].
 func (s *guardedStream) SendMsg(m any) error {
-	if s.send == nil {
-		s.send = newSideCall(s.ctx, s.ServerStream.SendMsg)
+	if s.stop == nil {
+		return s.ServerStream.SendMsg(m)
 	}
-	return s.send.do(s, m)
+	if s.send == nil {
+		s.send = newSideCall(s.stop, s.ServerStream.SendMsg)
+	}
+	return s.send.do(s, m, s.grace)
 }
 
 func (s *guardedStream) ended() error {
 	if closed := AnswerOf(context.Cause(s.ctx)); closed != nil && errors.Is(closed, ErrGateClosed) {
 		return answerStatus(closed, false).Err()
 	}
-	return status.FromContextError(s.ctx.Err()).Err()
+	return status.Error(codes.Canceled, "the stream has ended")
 }
 
 // sideCall makes the calls of one direction of a stream in a goroutine of their
 // own, where one that blocks can be left behind: it returns when the call has
 // ended, which it does once the handler has.
 type sideCall struct {
-	ctx  context.Context
 	in   chan any
-	out  chan error
-	call func(any) error
+	out  chan error // has room for the result of a call that was left behind
+	left bool       // a call was left behind; used by the caller alone
 }
 
-func newSideCall(ctx context.Context, call func(any) error) *sideCall {
-	c := &sideCall{ctx: ctx, in: make(chan any), out: make(chan error), call: call}
-	go c.run()
+func newSideCall(stop <-chan struct{}, call func(any) error) *sideCall {
+	c := &sideCall{in: make(chan any), out: make(chan error, 1)}
+	go func() {
+		for {
+			select {
+			case m := <-c.in:
+				c.out <- call(m)
+			case <-stop:
+				return
+			}
+		}
+	}()
 	return c
 }
 
-func (c *sideCall) run() {
-	for {
-		select {
-		case m := <-c.in:
-			err := c.call(m)
-			select {
-			case c.out <- err:
-			case <-c.ctx.Done():
-				return
-			}
-		case <-c.ctx.Done():
-			return
-		}
+// do returns the call's result. When the stream's context ends it waits for that
+// no longer than grace.
+func (c *sideCall) do(s *guardedStream, m any, grace time.Duration) error {
+	if c.left || grace == 0 && s.ctx.Err() != nil {
+		return s.ended()
 	}
-}
-
-func (c *sideCall) do(s *guardedStream, m any) error {
 	select {
-	case c.in <- m:
-	case <-c.ctx.Done():
+	case c.in <- m: // the goroutine is idle
+	case <-s.stop:
 		return s.ended()
 	}
 	select {
 	case err := <-c.out:
 		return err
-	case <-c.ctx.Done():
+	case <-s.ctx.Done():
+	}
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case err := <-c.out:
+		return err
+	case <-t.C:
+		c.left = true
 		return s.ended()
 	}
 }

@@ -100,6 +100,7 @@ type admittedWriter struct {
 	mu       sync.Mutex // guards below
 	conn     *hijackedConn
 	returned bool
+	forced   bool
 }
 
 func (w *admittedWriter) stamp(h http.Header) {
@@ -108,29 +109,39 @@ func (w *admittedWriter) stamp(h http.Header) {
 }
 
 // finish counts the admission out when the handler has returned or panicked,
-// unless it has taken the connection over: then closing that does.
+// unless it has taken the connection over and not closed it: then closing it does.
 func (w *admittedWriter) finish() {
 	w.mu.Lock()
 	w.returned = true
-	conn := w.conn
+	open := w.conn != nil && !w.conn.closed
+	if w.forced && w.conn == nil {
+		// The connection goes on to other requests.
+		c := http.NewResponseController(w.w)
+		_ = c.SetReadDeadline(time.Time{})
+		_ = c.SetWriteDeadline(time.Time{})
+	}
 	w.mu.Unlock()
-	if conn == nil {
+	if w.conn == nil {
 		w.end()
+	}
+	if !open {
 		w.admission.Done()
 	}
 }
 
-// forceEnd is called when a stream should have ended.
+// forceEnd is called when a stream should have ended: whoever waits for the
+// client, to read from it or to write to it, stops waiting.
 func (w *admittedWriter) forceEnd() {
 	w.mu.Lock()
-	conn, returned := w.conn, w.returned
-	w.mu.Unlock()
+	defer w.mu.Unlock()
 	switch {
-	case conn != nil:
-		_ = conn.Close()
-	case !returned:
-		// A handler that waits for more of the request stops waiting.
-		_ = http.NewResponseController(w.w).SetReadDeadline(time.Unix(1, 0))
+	case w.conn != nil:
+		_ = w.conn.Conn.Close() // its owner finds out, and closes it too
+	case !w.returned:
+		w.forced = true
+		c := http.NewResponseController(w.w)
+		_ = c.SetReadDeadline(time.Unix(1, 0))
+		_ = c.SetWriteDeadline(time.Unix(1, 0))
 	}
 }
 
@@ -179,22 +190,31 @@ func (w *hijackWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	h := &hijackedConn{Conn: conn, done: w.admission.Done}
+	h := &hijackedConn{Conn: conn, writer: w.admittedWriter}
 	w.mu.Lock()
 	w.conn = h
 	w.mu.Unlock()
-	// Whoever writes through the buffered writer still writes to conn: only Close
-	// matters here.
+	// The buffered reader and writer go to the connection below: only Close matters
+	// here.
 	return h, rw, nil
 }
 
-// hijackedConn is in flight until it is closed.
+// hijackedConn is in flight until its owner has closed it.
 type hijackedConn struct {
 	net.Conn
-	done func()
+	writer *admittedWriter
+	closed bool // guarded by writer.mu
 }
 
 func (c *hijackedConn) Close() error {
-	defer c.done()
-	return c.Conn.Close()
+	err := c.Conn.Close()
+	w := c.writer
+	w.mu.Lock()
+	c.closed = true
+	over := w.returned
+	w.mu.Unlock()
+	if over {
+		w.admission.Done()
+	}
+	return err
 }
