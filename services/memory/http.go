@@ -146,8 +146,13 @@ func (s *Service) fail(w http.ResponseWriter, r *http.Request, err error) {
 		cells.WriteProblem(w, r, cells.AnswerOf(err))
 		return
 	case errors.Is(err, cells.ErrFenced):
-		// The transaction was refused as a whole: it is safe to send it again.
-		cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeStaleRoute, Detail: "the tenant's fence refused the write; nothing was written", Err: err})
+		// Refused as a whole, nothing was written: whoever serves the tenant now may
+		// be asked again.
+		answer := &cells.Answer{Code: cells.CodeStaleRoute, Detail: "the tenant's fence refused the request", Err: err}
+		if adm, ok := cells.AdmissionFromContext(r.Context()); ok {
+			answer = adm.Refusal(err)
+		}
+		cells.WriteProblem(w, r, answer)
 		return
 	case errors.Is(err, cells.ErrUnavailable):
 		cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeBackendUnavailable, Detail: "the cell's database did not answer", Err: err})

@@ -29,6 +29,7 @@ type Store struct {
 	db     *sql.DB
 	d      dialect
 	outbox guard.Outbox
+	guard  Guard
 }
 
 // dialect is what the two databases do differently.
@@ -161,27 +162,19 @@ const itemColumns = "namespace, key, value, version, event_seq, epoch, cell, del
 // chunk bounds the rows of one statement; below every driver's parameter limit.
 const chunk = 200
 
+// selectItems reads in one statement, so what it returns is of one moment. At most
+// MaxBulk refs are asked for, well below every driver's parameter limit.
 func (s *Store) selectItems(ctx context.Context, q Querier, tenant cells.TenantID, refs []Ref, lock bool) ([]Item, error) {
-	var out []Item
-	for len(refs) > 0 {
-		n := min(chunk, len(refs))
-		b := newStatement("SELECT "+itemColumns+" FROM memory_items WHERE tenant = ", string(tenant))
-		b.text(" AND (namespace, key) IN (VALUES ")
-		for i, r := range refs[:n] {
-			b.row(i, r.Namespace, r.Key)
-		}
-		b.text(") ORDER BY namespace, key")
-		if lock {
-			b.text(s.d.lock())
-		}
-		items, err := s.query(ctx, q, b)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, items...)
-		refs = refs[n:]
+	b := newStatement("SELECT "+itemColumns+" FROM memory_items WHERE tenant = ", string(tenant))
+	b.text(" AND (namespace, key) IN (VALUES ")
+	for i, r := range refs {
+		b.row(i, r.Namespace, r.Key)
 	}
-	return out, nil
+	b.text(") ORDER BY namespace, key")
+	if lock {
+		b.text(s.d.lock())
+	}
+	return s.query(ctx, q, b)
 }
 
 func (s *Store) query(ctx context.Context, q Querier, b *statement) ([]Item, error) {

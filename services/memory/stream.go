@@ -47,7 +47,7 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 	if _, err := fmt.Fprint(w, "retry: 50\n\n"); err != nil || out.Flush() != nil {
 		return
 	}
-	ctx := r.Context()
+	ctx := cells.MarkStream(r.Context())
 	for ctx.Err() == nil {
 		events, err := s.events.Events(ctx, tenant, after, 256)
 		if err != nil {

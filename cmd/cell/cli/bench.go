@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cloister-dev/cloister/cmd/cell/fleet"
+	"github.com/cloister-dev/cloister/cmd/cell/load"
+)
+
+func (a *app) benchCmd() *cobra.Command {
+	c := &cobra.Command{
+		Use: "bench", Short: "Measure a fleet as its clients see it", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(a.benchMoveCmd())
+	return c
+}
+
+func (a *app) benchMoveCmd() *cobra.Command {
+	var store string
+	var replicas int
+	run := load.MoveRun{OtherPerCell: 2, OtherClients: 2}
+	c := &cobra.Command{
+		Use:   "move",
+		Short: "Move a tenant back and forth under load and count what was lost",
+		Long: `Start a fleet of two cells in a folder of its own, fill a tenant, and move it back
+and forth while clients read and write it through the edge, a subscriber follows
+its events, and other tenants are used on both cells. In the end every
+acknowledged write is looked up and every event is counted.
+
+The pause is given twice: as the driver measures it, and as the longest wait for
+an answer that a client had during the cut.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			rep, err := a.benchMove(cmd.Context(), store, replicas, run)
+			if rep != nil && len(rep.Moves) > 0 {
+				if perr := a.print(rep, func(w io.Writer) error { return printMoveReport(w, store, rep) }); perr != nil {
+					return perr
+				}
+			}
+			if err == nil && !rep.Clean() {
+				err = errors.New("something failed or was lost; see above")
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&store, "store", fleet.StoreSQLite, "sqlite or postgres")
+	f.IntVar(&run.Rows, "rows", 100_000, "rows of the moving tenant")
+	f.IntVar(&run.Size, "size", 200, "bytes of a row's value")
+	f.IntVar(&run.Clients, "clients", 16, "clients of the moving tenant")
+	f.IntVar(&run.Moves, "moves", 20, "moves, back and forth")
+	f.IntVar(&run.OtherPerCell, "others", 2, "other tenants in each cell")
+	f.IntVar(&replicas, "replicas", 1, "processes of each cell")
+	return c
+}
+
+func (a *app) benchMove(ctx context.Context, store string, replicas int, run load.MoveRun) (*load.MoveReport, error) {
+	dir, err := os.MkdirTemp("", "cell-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil { // Postgres runs as another user
+		return nil, err
+	}
+	step := func(s string) {
+		if !a.json {
+			fmt.Fprintf(a.err, "%s  %s\n", time.Now().Format("15:04:05"), s)
+		}
+	}
+	cfg := fleet.Config{Name: "bench", Listen: "127.0.0.1:0", Store: store,
+		Cells: []fleet.Cell{{Name: "cell-a", Replicas: replicas}, {Name: "cell-b", Replicas: replicas}}}
+	f, err := fleet.Start(ctx, cfg, fleet.Options{Dir: dir, Log: a.log, OnStep: step})
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	cl, err := f.Client()
+	if err != nil {
+		return nil, err
+	}
+	run.Edge, run.Cells, run.Mover, run.OnStep = f.Info.Edge, [2]string{"cell-a", "cell-b"}, fleet.Mover{Client: cl}, step
+	return run.Run(ctx)
+}
+
+func printMoveReport(w io.Writer, store string, r *load.MoveReport) error {
+	var driver, client, cp []time.Duration
+	var rate, bytes float64
+	for _, m := range r.Moves {
+		driver, client, cp = append(driver, m.Pause), append(client, m.Client), append(cp, m.Copy)
+		if m.Copy > 0 {
+			rate += float64(m.Rows) / m.Copy.Seconds() / float64(len(r.Moves))
+			bytes += float64(m.Bytes) / m.Copy.Seconds() / float64(len(r.Moves))
+		}
+	}
+	p := load.Percentile
+	fmt.Fprintf(w, "store %s, %d rows of %d bytes, %d clients, %d moves in %s\n", store, r.Rows, r.Size, r.Clients, len(r.Moves), short(r.Elapsed))
+	if err := table(w, [][]string{
+		{"", "p50", "p95", "p99", "max"},
+		{"pause, as clients see it", short(p(client, 50)), short(p(client, 95)), short(p(client, 99)), short(p(client, 100))},
+		{"pause, as the driver does", short(p(driver, 50)), short(p(driver, 95)), short(p(driver, 99)), short(p(driver, 100))},
+		{"preparation", short(p(cp, 50)), short(p(cp, 95)), short(p(cp, 99)), short(p(cp, 100))},
+	}); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "copy rate            %.0f rows/s, %s/s (snapshot, catch-up and first verification together)\n", rate, size(int64(bytes)))
+	tally := func(name string, t load.Tally, p99 time.Duration) {
+		fmt.Fprintf(w, "%-20s %d requests (%d writes), p99 %s: %d failed, %d lost, %d duplicated, %d phantom\n", name, t.Requests, t.Writes, short(p99), t.Failed, t.Lost, t.Duplicated, t.Phantom)
+		if t.FirstFailure != "" {
+			fmt.Fprintf(w, "%-20s first failure: %s\n", "", t.FirstFailure)
+		}
+	}
+	tally("moving tenant", r.Moving, r.MovingP99)
+	tally("other tenants", r.Others, r.OtherP99)
+	fmt.Fprintf(w, "events               %d received, %d gaps, %d repeats, %d missing at the end, %d reconnections\n", r.Events, r.Gaps, r.Repeats, r.MissedInEnd, r.Reconnects)
+	return nil
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/client"
+)
+
+func (a *app) moveCmd() *cobra.Command {
+	var req api.MoveRequest
+	var to string
+	var noWait bool
+	c := &cobra.Command{
+		Use:   "move TENANT --to CELL",
+		Short: "Move a tenant to another cell while it is in use",
+		Long: `Move a tenant: copy its rows while it is served where it is, hold its requests for
+the moment of the cut, and serve it from the other cell. Nothing is refused and
+nothing is lost. Interrupting the command does not stop the move; follow it with
+cell moves show, give it up (before the cut is decided) with cell moves rollback.
+
+--dry-run shows what the move would do and what stands in its way.`,
+		Example: "  cell move acme --to cell-b\n  cell move acme --to cell-b --dry-run",
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
+		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+			req.Tenant, req.To, req.Actor = cells.TenantID(args[0]), cells.CellID(to), actor()
+			if req.DryRun {
+				d, err := cl.DryRun(ctx, req)
+				if err != nil {
+					return err
+				}
+				if err := a.print(d, func(w io.Writer) error { return printDryRun(w, d) }); err != nil {
+					return err
+				}
+				if !d.Allowed {
+					return errors.New("the move would be refused")
+				}
+				return nil
+			}
+			m, err := cl.Move(ctx, req)
+			if err != nil {
+				return err
+			}
+			if noWait {
+				return a.print(m, func(w io.Writer) error { return printMove(w, m) })
+			}
+			return a.followMove(ctx, cl, m)
+		}),
+	}
+	f := c.Flags()
+	f.StringVar(&to, "to", "", "the cell to move to")
+	f.BoolVar(&req.DryRun, "dry-run", false, "show the preflight, change nothing")
+	f.BoolVar(&req.Force, "force", false, "move although the tenant's unavailability budget would be exceeded; recorded with your name")
+	f.BoolVar(&noWait, "no-wait", false, "start the move and return")
+	f.StringVar(&req.OperationID, "operation-id", "", "makes a retry from a script safe: the same id answers the same move")
+	_ = c.MarkFlagRequired("to")
+	_ = c.RegisterFlagCompletionFunc("to", a.completeCells)
+	return c
+}
+
+func printDryRun(w io.Writer, d api.DryRun) error {
+	fmt.Fprintf(w, "%s: %s -> %s\n  rows     %d (%s)\n  copy     about %s\n  pause    about %s\n", d.Tenant, d.From, d.To,
+		d.Preflight.Rows, size(d.Preflight.Bytes), short(d.Preflight.Copy), short(d.Preflight.Pause))
+	for _, f := range d.Preflight.Findings {
+		kind := "note"
+		if f.Blocking {
+			kind = "BLOCKED"
+		}
+		fmt.Fprintf(w, "  %-8s %s %s%s: %s\n           %s\n", kind, f.Code, f.Cell, table2(f.Table), f.Message, f.Fix)
+	}
+	for _, r := range d.Refusals {
+		fmt.Fprintf(w, "  REFUSED  %s\n", r)
+	}
+	if d.Allowed {
+		fmt.Fprintln(w, "nothing stands in the way")
+	}
+	return nil
+}
+
+func table2(t string) string {
+	if t == "" {
+		return ""
+	}
+	return " " + t
+}
+
+func size(b int64) string {
+	switch {
+	case b >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(b)/(1<<30))
+	case b >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(b)/(1<<20))
+	default:
+		return fmt.Sprintf("%.1f KiB", float64(b)/(1<<10))
+	}
+}
+
+// followMove shows a move until the winner serves and the loser's rows are gone.
+func (a *app) followMove(ctx context.Context, cl *client.Client, m api.Move) error {
+	show := a.moveView()
+	last := m
+	err := cl.WatchMove(ctx, m.ID, func(now api.Move) error {
+		last = now
+		show.update(now)
+		return nil
+	})
+	show.close()
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("interrupted; the move goes on: cell moves show %s", m.ID)
+		}
+		return err
+	}
+	if err := a.print(last, func(w io.Writer) error { return printMove(w, last) }); err != nil {
+		return err
+	}
+	switch last.State {
+	case api.MoveRefused:
+		return fmt.Errorf("move %s was refused: %s", last.ID, last.Reason)
+	case api.MoveRolledBack:
+		return fmt.Errorf("%w: %s", cells.ErrRolledBack, last.Reason)
+	}
+	return nil
+}
+
+// moveView draws phases and a bar on a terminal, plain lines elsewhere, nothing
+// with --json.
+type moveView struct {
+	a     *app
+	bars  *mpb.Progress
+	bar   *mpb.Bar
+	phase string
+	step  string
+	label string
+}
+
+func (a *app) moveView() *moveView {
+	v := &moveView{a: a}
+	if f, ok := a.err.(*os.File); ok && isTerminal(f) && !a.json {
+		v.bars = mpb.New(mpb.WithOutput(f), mpb.WithWidth(40), mpb.WithAutoRefresh())
+	}
+	return v
+}
+
+func (v *moveView) update(m api.Move) {
+	if v.a.json {
+		return
+	}
+	if p := m.Progress; p != nil && v.bars != nil && p.Total > 0 {
+		if v.phase != p.Phase {
+			v.finishBar()
+			v.phase = p.Phase
+			v.bar = v.bars.AddBar(p.Total, mpb.BarRemoveOnComplete(),
+				mpb.PrependDecorators(decor.Name(fmt.Sprintf("%-9s", p.Phase)), decor.CountersNoUnit("%d/%d rows")),
+				mpb.AppendDecorators(decor.Percentage(), decor.Any(func(decor.Statistics) string { return v.label })))
+		}
+		v.label = ""
+		if p.Left > 0 {
+			v.label = "  " + short(p.Left) + " left"
+		}
+		v.bar.SetTotal(max(p.Total, p.Done), false)
+		v.bar.SetCurrent(p.Done)
+		return
+	}
+	if m.Step != v.step {
+		v.finishBar()
+		v.step = m.Step
+		extra := ""
+		if m.Step == string(cells.StepPrepare) && m.Predicted > 0 {
+			extra = ", predicted pause " + short(m.Predicted)
+		}
+		if m.Pause > 0 && m.Served() {
+			extra = ", pause " + short(m.Pause)
+		}
+		line := fmt.Sprintf("%s  %-10s %s%s\n", time.Now().Format("15:04:05.000"), m.State, m.Step, extra)
+		if v.bars != nil {
+			_, _ = v.bars.Write([]byte(line))
+		} else {
+			fmt.Fprint(v.a.err, line)
+		}
+	}
+}
+
+func (v *moveView) finishBar() {
+	if v.bar != nil {
+		v.bar.SetTotal(-1, true)
+		v.bar = nil
+	}
+	v.phase = ""
+}
+
+func (v *moveView) close() {
+	v.finishBar()
+	if v.bars != nil {
+		v.bars.Wait()
+	}
+}
+
+func printMove(w io.Writer, m api.Move) error {
+	fmt.Fprintf(w, "%s: %s %s -> %s, %s\n", m.ID, m.Tenant, m.From, m.To, m.State)
+	if m.Reason != "" {
+		fmt.Fprintf(w, "  reason     %s\n", m.Reason)
+	}
+	if m.Error != "" && !m.State.Final() {
+		fmt.Fprintf(w, "  last error %s (attempt %d; the directory goes on trying)\n", m.Error, m.Attempts)
+	}
+	if m.Served() && m.State != api.MoveRolledBack && m.State != api.MoveRefused {
+		fmt.Fprintf(w, "  pause      %s (predicted %s)\n", short(m.Pause), short(m.Predicted))
+	}
+	if m.Rows > 0 {
+		fmt.Fprintf(w, "  copied     %d rows, %s\n", m.Rows, size(m.Bytes))
+	}
+	for _, r := range m.Residue {
+		fmt.Fprintf(w, "  to remove  rows in %s (fence closed at %d)\n", r.Cell, r.Epoch)
+	}
+	return nil
+}
+
+func (a *app) movesCmd() *cobra.Command {
+	var q client.MoveQuery
+	var tenant, state string
+	c := &cobra.Command{
+		Use: "moves", Short: "List moves, newest first", Args: cobra.NoArgs,
+		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
+			q.Tenant, q.State = cells.TenantID(tenant), api.MoveState(strings.ToUpper(state))
+			list, err := cl.Moves(ctx, q)
+			if err != nil {
+				return err
+			}
+			return a.print(list.Moves, func(w io.Writer) error {
+				rows := [][]string{{"MOVE", "TENANT", "FROM", "TO", "STATE", "STEP", "PREDICTED", "PAUSE", "ROWS", "BY", "STARTED"}}
+				for _, m := range list.Moves {
+					rows = append(rows, []string{string(m.ID), string(m.Tenant), dash(string(m.From)), string(m.To), string(m.State), m.Step,
+						short(m.Predicted), short(m.Pause), fmt.Sprint(m.Rows), m.Actor, ago(m.CreatedAt)})
+				}
+				return table(w, rows)
+			})
+		}),
+	}
+	c.Flags().StringVar(&tenant, "tenant", "", "only this tenant's")
+	c.Flags().StringVar(&state, "state", "", "only those in this state: preparing, cutting, committed, cleaning, done, rolled_back, refused")
+	c.Flags().IntVar(&q.Limit, "limit", 50, "how many at most")
+	c.AddCommand(a.movesShowCmd(), a.movesRollbackCmd())
+	return c
+}
+
+func (a *app) movesShowCmd() *cobra.Command {
+	var follow bool
+	c := &cobra.Command{
+		Use: "show MOVE", Short: "Show one move with its steps", Args: cobra.ExactArgs(1),
+		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+			m, err := cl.MoveByID(ctx, cells.MoveID(args[0]))
+			if err != nil {
+				return err
+			}
+			if follow {
+				return a.followMove(ctx, cl, m)
+			}
+			return a.print(m, func(w io.Writer) error {
+				if err := printMove(w, m); err != nil {
+					return err
+				}
+				rows := [][]string{{"  STEP", "TOOK", "STATE", "EPOCH", "AT"}}
+				for _, s := range m.Steps {
+					rows = append(rows, []string{"  " + s.Step, short(s.Took), dash(s.State), fmt.Sprint(s.Epoch), s.At.Format("15:04:05.000")})
+				}
+				return table(w, rows)
+			})
+		}),
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow it to its end")
+	return c
+}
+
+func (a *app) movesRollbackCmd() *cobra.Command {
+	var reason string
+	var yes bool
+	c := &cobra.Command{
+		Use: "rollback MOVE", Short: "Give a move up before its cut is decided; the source serves on", Args: cobra.ExactArgs(1),
+		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+			if err := a.confirm(yes, "Give up move "+args[0]+"?"); err != nil {
+				return err
+			}
+			m, err := cl.Rollback(ctx, cells.MoveID(args[0]), api.RollbackRequest{Reason: reason, Actor: actor()})
+			if err != nil {
+				return err
+			}
+			return a.print(m, func(w io.Writer) error { return printMove(w, m) })
+		}),
+	}
+	c.Flags().StringVar(&reason, "reason", "", "why; kept with the move")
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	return c
+}
+
+func printPairs(w io.Writer, doc map[string]any) error {
+	keys := make([]string, 0, len(doc))
+	for k := range doc {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	var rows [][]string
+	for _, k := range keys {
+		rows = append(rows, []string{k, fmt.Sprint(doc[k])})
+	}
+	return table(w, rows)
+}

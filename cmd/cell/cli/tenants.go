@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/cmd/cell/fleet"
+	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/client"
+)
+
+// client returns an operator's client, from the flags or from the fleet's folder.
+func (a *app) client() (*client.Client, error) {
+	operator, credential := a.operator, a.credential
+	if operator == "" {
+		info, err := fleet.ReadInfo(a.stateDir)
+		if err != nil {
+			return nil, err
+		}
+		operator = info.Operator
+	}
+	if credential == "" {
+		credential = fleet.Layout{Dir: a.stateDir}.Credential()
+	}
+	return fleet.NewClient(operator, credential)
+}
+
+// with runs a command that needs the directory.
+func (a *app) with(f func(ctx context.Context, cl *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		cl, err := a.client()
+		if err != nil {
+			return err
+		}
+		return f(cmd.Context(), cl, args)
+	}
+}
+
+// completeCells and completeTenants ask the directory, for shell completion.
+func (a *app) completeCells(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+	defer cancel()
+	var out []string
+	if cl, err := a.client(); err == nil {
+		if list, err := cl.Cells(ctx); err == nil {
+			for _, c := range list {
+				if strings.HasPrefix(string(c.ID), prefix) {
+					out = append(out, string(c.ID))
+				}
+			}
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) completeTenants(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+	defer cancel()
+	var out []string
+	if cl, err := a.client(); err == nil {
+		if list, err := cl.Tenants(ctx, client.TenantQuery{Limit: 200}); err == nil {
+			for _, r := range list.Routes {
+				if strings.HasPrefix(string(r.TenantID), prefix) {
+					out = append(out, string(r.TenantID))
+				}
+			}
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) cellsCmd() *cobra.Command {
+	c := &cobra.Command{
+		Use: "cells", Short: "List the cells, their processes and how full they are", Args: cobra.NoArgs,
+		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
+			list, err := cl.Cells(ctx)
+			if err != nil {
+				return err
+			}
+			members, err := cl.Members(ctx)
+			if err != nil {
+				return err
+			}
+			type row struct {
+				api.Cell
+				Members []api.Member `json:"members"`
+			}
+			rows := make([]row, 0, len(list))
+			for _, c := range list {
+				r := row{Cell: c, Members: []api.Member{}}
+				for _, m := range members {
+					if m.Cell == c.ID {
+						r.Members = append(r.Members, m)
+					}
+				}
+				rows = append(rows, r)
+			}
+			return a.print(rows, func(w io.Writer) error {
+				lines := [][]string{{"CELL", "STATE", "VERSION", "TENANTS", "QUOTA", "READY", "JURISDICTION", "NOTES"}}
+				for _, r := range rows {
+					ready := 0
+					var notes []string
+					for _, m := range r.Members {
+						if m.Ready && m.Live {
+							ready++
+						} else if m.Reason != "" {
+							notes = append(notes, m.Reason)
+						}
+					}
+					quota, state := "-", string(r.State)
+					if r.PlacementsMax != nil {
+						quota = strconv.FormatInt(*r.PlacementsMax, 10)
+					}
+					if r.Closed {
+						state += ", closed"
+					}
+					if r.Default {
+						notes = append(notes, "default cell")
+					}
+					lines = append(lines, []string{string(r.ID), state, dash(r.Version), strconv.FormatInt(r.Tenants, 10), quota,
+						fmt.Sprintf("%d/%d", ready, len(r.Members)), dash(r.Jurisdiction), dash(strings.Join(notes, "; "))})
+				}
+				return table(w, lines)
+			})
+		}),
+	}
+	c.AddCommand(a.cellSetCmd())
+	return c
+}
+
+func (a *app) cellSetCmd() *cobra.Command {
+	var spec api.CellSpec
+	var closed, open bool
+	var max string
+	c := &cobra.Command{
+		Use:   "set CELL",
+		Short: "Register a cell, or change its labels, quota and whether it takes new tenants",
+		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeCells,
+	}
+	f := c.Flags()
+	f.StringVar(&spec.Host, "host", "", "the cell's own public host name")
+	f.StringVar(&spec.Jurisdiction, "jurisdiction", "", "where the cell's data is, legally")
+	f.StringVar(&spec.Geography, "geography", "", "where the cell is")
+	f.StringVar(&spec.Version, "version", "", "the version that the cell is pinned to")
+	f.StringVar(&spec.Upstream, "upstream", "", "one address for edges to reach the cell at; default: its processes' own")
+	f.StringVar(&max, "placements-max", "", "quota of tenants, or none")
+	f.BoolVar(&closed, "closed", false, "take no new tenants")
+	f.BoolVar(&open, "open", false, "take new tenants again")
+	c.MarkFlagsMutuallyExclusive("closed", "open")
+	c.RunE = a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+		id := cells.CellID(args[0])
+		if err := id.Validate(); err != nil {
+			return &usageError{err}
+		}
+		list, err := cl.Cells(ctx)
+		if err != nil {
+			return err
+		}
+		var next api.CellSpec
+		for _, have := range list {
+			if have.ID == id {
+				next = have.CellSpec
+			}
+		}
+		for name, set := range map[string]func(){
+			"host": func() { next.Host = spec.Host }, "jurisdiction": func() { next.Jurisdiction = spec.Jurisdiction },
+			"geography": func() { next.Geography = spec.Geography }, "version": func() { next.Version = spec.Version },
+			"upstream": func() { next.Upstream = spec.Upstream }, "closed": func() { next.Closed = closed }, "open": func() { next.Closed = !open },
+		} {
+			if f.Changed(name) {
+				set()
+			}
+		}
+		if f.Changed("placements-max") {
+			next.PlacementsMax = nil
+			if max != "none" {
+				n, err := strconv.ParseInt(max, 10, 64)
+				if err != nil || n < 0 {
+					return usagef("--placements-max is a number or none")
+				}
+				next.PlacementsMax = &n
+			}
+		}
+		got, err := cl.PutCell(ctx, id, next)
+		if err != nil {
+			return err
+		}
+		return a.print(got, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "cell %s is %s\n", got.ID, got.State)
+			return err
+		})
+	})
+	return c
+}
+
+func (a *app) placeCmd() *cobra.Command {
+	var cell, op string
+	c := &cobra.Command{
+		Use:   "place TENANT",
+		Short: "Place a new tenant in a cell",
+		Long: `Place a tenant that has no cell yet. Without --cell the open cell with the fewest
+tenants is taken. The first placement wins: repeating the command answers the same
+cell, and a tenant that is placed already stays where it is (use cell move).`,
+		Args: cobra.ExactArgs(1),
+		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+			p, err := cl.Place(ctx, api.PlacementRequest{Tenant: cells.TenantID(args[0]), Cell: cells.CellID(cell), OperationID: op, Actor: actor()})
+			if err != nil {
+				return err
+			}
+			if err := a.print(p, func(w io.Writer) error {
+				verb := "is in"
+				if p.Created {
+					verb = "placed in"
+				}
+				_, err := fmt.Fprintf(w, "%s %s %s (epoch %d)\n", p.Tenant, verb, p.Cell, p.Route.Epoch)
+				return err
+			}); err != nil {
+				return err
+			}
+			if cell != "" && p.Cell != cells.CellID(cell) {
+				return &cells.Answer{Code: cells.CodeWrongCell, Tenant: p.Tenant, Detail: fmt.Sprintf("it is in %s already; to move it: cell move %s --to %s", p.Cell, p.Tenant, cell)}
+			}
+			return nil
+		}),
+	}
+	c.Flags().StringVar(&cell, "cell", "", "the cell; default: the open one with the fewest tenants")
+	c.Flags().StringVar(&op, "operation-id", "", "makes a retry from a script safe: the same id gets the first answer")
+	_ = c.RegisterFlagCompletionFunc("cell", a.completeCells)
+	return c
+}
+
+func (a *app) whichCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "which TENANT", Short: "Say which cell a tenant is in", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
+		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+			t, err := cl.Tenant(ctx, cells.TenantID(args[0]))
+			if err != nil {
+				return err
+			}
+			if (t.Route == nil || !t.Route.Exists()) && t.DefaultCell == "" {
+				return &cells.Answer{Code: cells.CodeUnknownTenant, Tenant: t.Tenant, Detail: "place it with: cell place " + args[0]}
+			}
+			return a.print(t, func(w io.Writer) error {
+				if t.Route == nil {
+					_, err := fmt.Fprintf(w, "%s: %s, the default cell (no route)\n", t.Tenant, t.DefaultCell)
+					return err
+				}
+				r := t.Route
+				_, err := fmt.Fprintf(w, "%s: %s (%s, epoch %d, revision %d)%s\n", t.Tenant, r.CellID, r.State, r.Epoch, r.Revision, movingTo(*r))
+				return err
+			})
+		}),
+	}
+}
+
+func movingTo(r cells.TenantRoute) string {
+	if r.MoveID == "" {
+		return ""
+	}
+	return fmt.Sprintf(", moving from %s to %s as %s", r.SourceCell, r.TargetCell, r.MoveID)
+}
+
+func (a *app) tenantsCmd() *cobra.Command {
+	var cell string
+	var deleted bool
+	c := &cobra.Command{
+		Use: "tenants", Short: "List the tenants and their cells", Args: cobra.NoArgs,
+		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
+			q := client.TenantQuery{Cell: cells.CellID(cell), Deleted: deleted}
+			routes := []cells.TenantRoute{}
+			for {
+				p, err := cl.Tenants(ctx, q)
+				if err != nil {
+					return err
+				}
+				routes = append(routes, p.Routes...)
+				if p.Next == "" {
+					break
+				}
+				q.After = p.Next
+			}
+			return a.print(routes, func(w io.Writer) error {
+				rows := [][]string{{"TENANT", "CELL", "STATE", "EPOCH", "MOVE", "LEFT TO REMOVE IN"}}
+				for _, r := range routes {
+					var residue []string
+					for _, x := range r.Residue {
+						residue = append(residue, string(x.Cell))
+					}
+					rows = append(rows, []string{string(r.TenantID), string(r.CellID), r.State.String(), fmt.Sprint(r.Epoch), dash(string(r.MoveID)), dash(strings.Join(residue, ", "))})
+				}
+				return table(w, rows)
+			})
+		}),
+	}
+	c.Flags().StringVar(&cell, "cell", "", "only those that this cell holds, gives or gets")
+	c.Flags().BoolVar(&deleted, "deleted", false, "tombstones too")
+	_ = c.RegisterFlagCompletionFunc("cell", a.completeCells)
+	c.AddCommand(a.tenantDeleteCmd())
+	return c
+}
+
+func (a *app) tenantDeleteCmd() *cobra.Command {
+	var yes bool
+	c := &cobra.Command{
+		Use: "delete TENANT", Short: "Delete a tenant: its fence is closed, its rows are removed, its epoch is kept",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
+		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+			if err := a.confirm(yes, "Deleting "+args[0]+" removes its rows for good."); err != nil {
+				return err
+			}
+			d, err := cl.DeleteTenant(ctx, cells.TenantID(args[0]), actor())
+			if err != nil {
+				return err
+			}
+			return a.print(d, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s is %s at epoch %d\n", d.Route.TenantID, d.Route.State, d.Route.Epoch)
+				return err
+			})
+		}),
+	}
+	c.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	return c
+}
+
+// explainCmd asks an edge, which is the only one who knows what it does.
+func (a *app) explainCmd() *cobra.Command {
+	var router, host, path, header string
+	c := &cobra.Command{
+		Use:   "explain [TENANT]",
+		Short: "Say which cell a request goes to, by which rule, from which revision, on which router",
+		Long: `Ask an edge what it would do with a request: of a tenant, or of a host, path and
+header as a client would send them. The answer is from the edge's own view, so it
+also shows an edge that is behind.`,
+		Example: "  cell explain acme\n  cell explain --path /t/acme/v1/x\n  cell explain --header 'X-Tenant: acme'",
+		Args:    cobra.MaximumNArgs(1), ValidArgsFunction: a.completeTenants,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if router == "" {
+				info, err := fleet.ReadInfo(a.stateDir)
+				if err != nil {
+					return err
+				}
+				router = info.EdgeAdmin
+			}
+			q := url.Values{}
+			if len(args) == 1 {
+				q.Set("tenant", args[0])
+			}
+			for k, v := range map[string]string{"host": host, "path": path, "header": header} {
+				if v != "" {
+					q.Set(k, v)
+				}
+			}
+			if len(q) == 0 {
+				return usagef("name a tenant, or a --host, --path or --header")
+			}
+			req, err := http.NewRequestWithContext(cmd.Context(), http.MethodGet, router+"/cells/v1/explain?"+q.Encode(), nil)
+			if err != nil {
+				return &usageError{err}
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return fmt.Errorf("the edge's admin listener: %w", err)
+			}
+			defer resp.Body.Close()
+			if ans, ok := cells.ReadProblem(resp); ok {
+				return ans
+			}
+			body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+			if err != nil {
+				return err
+			}
+			var doc map[string]any
+			if err := json.Unmarshal(body, &doc); err != nil {
+				return fmt.Errorf("the edge's answer: %w", err)
+			}
+			return a.print(doc, func(w io.Writer) error { return printPairs(w, doc) })
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&router, "router", "", "an edge's admin listener; default: the fleet's own")
+	f.StringVar(&host, "host", "", "Host of the request")
+	f.StringVar(&path, "path", "", "path of the request")
+	f.StringVar(&header, "header", "", "one header of the request, as Name: value")
+	return c
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/channel/pki"
+	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/client"
+	"github.com/cloister-dev/cloister/internal/pgcluster"
+	"github.com/cloister-dev/cloister/internal/supervise"
+)
+
+// Client returns an operator's client of the fleet's directory.
+func (f *Fleet) Client() (*client.Client, error) {
+	return NewClient(f.Info.Operator, f.Layout.Credential())
+}
+
+// NewClient returns an operator's client; credentialFile holds the credential.
+func NewClient(operator, credentialFile string) (*client.Client, error) {
+	b, err := os.ReadFile(credentialFile)
+	if err != nil {
+		return nil, fmt.Errorf("operator credential: %w", err)
+	}
+	return client.New(operator, strings.TrimSpace(string(b)))
+}
+
+// registerCells tells the directory which cells there are; labels are brought up
+// to date, what an operator changed since (closed, quota) is kept.
+func (f *Fleet) registerCells(ctx context.Context) error {
+	cl, err := f.Client()
+	if err != nil {
+		return err
+	}
+	have, err := cl.Cells(ctx)
+	if err != nil {
+		return err
+	}
+	specs := map[cells.CellID]api.CellSpec{}
+	for _, c := range have {
+		specs[c.ID] = c.CellSpec
+	}
+	for _, c := range f.Config.Cells {
+		spec := specs[cells.CellID(c.Name)]
+		spec.Version, spec.Jurisdiction, spec.Geography, spec.Host = c.Version, c.Jurisdiction, c.Geography, c.Host
+		spec.Default = c.Name == f.Config.DefaultCell
+		spec.Revision = 0
+		if _, err := cl.PutCell(ctx, cells.CellID(c.Name), spec); err != nil {
+			return fmt.Errorf("register cell %s: %w", c.Name, err)
+		}
+	}
+	return nil
+}
+
+func (f *Fleet) readyMembers(ctx context.Context) (map[string]int, error) {
+	cl, err := f.Client()
+	if err != nil {
+		return nil, err
+	}
+	members, err := cl.Members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n := map[string]int{}
+	for _, m := range members {
+		if m.Ready {
+			n[string(m.Cell)]++
+		}
+	}
+	return n, nil
+}
+
+// startCell starts the cell's store and its processes.
+func (f *Fleet) startCell(ctx context.Context, c Cell) error {
+	dir := f.Layout.Cell(c.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	dsn := filepath.Join(dir, "store.db")
+	if f.Config.Store == StorePostgres {
+		cluster, err := pgcluster.Start(ctx, pgcluster.Options{Dir: filepath.Join(dir, "postgres"), NoSync: f.o.PostgresNoSync})
+		if err != nil {
+			return fmt.Errorf("cell %s: %w", c.Name, err)
+		}
+		f.mu.Lock()
+		f.clusters[c.Name] = cluster
+		f.mu.Unlock()
+		if err := cluster.CreateDatabase(ctx, "cell"); err != nil {
+			return fmt.Errorf("cell %s: %w", c.Name, err)
+		}
+		dsn = cluster.URL("cell")
+	}
+	if err := f.writeCellKey(c.Name); err != nil {
+		return err
+	}
+	for n := 1; n <= c.Replicas; n++ {
+		spec, err := f.process(c, n, dsn)
+		if err != nil {
+			return fmt.Errorf("cell %s: %w", c.Name, err)
+		}
+		if _, err := f.Procs.Start(spec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeCellKey derives the cell's admission key: a cell can check the tokens made
+// for it and cannot make another cell's.
+func (f *Fleet) writeCellKey(cell string) error {
+	master, err := os.ReadFile(f.Layout.AdmissionKey())
+	if err != nil {
+		return err
+	}
+	key, err := hex.DecodeString(strings.TrimSpace(string(master)))
+	if err != nil {
+		return fmt.Errorf("%s is damaged: %w", f.Layout.AdmissionKey(), err)
+	}
+	return writeFile(f.Layout.CellKey(cell), []byte(hex.EncodeToString(cells.DeriveCellKey(key, cells.CellID(cell)))), 0o600)
+}
+
+// process describes one process of a cell.
+func (f *Fleet) process(c Cell, n int, dsn string) (supervise.Spec, error) {
+	addr, err := freeAddr("127.0.0.1:0")
+	if err != nil {
+		return supervise.Spec{}, err
+	}
+	dir := f.Layout.Cell(c.Name)
+	words := map[string]string{"listen": addr, "store": f.Config.Store, "dsn": dsn, "cell": c.Name, "version": c.Version, "state": dir}
+	s := supervise.Spec{Name: fmt.Sprintf("%s-%d", c.Name, n), Dir: dir}
+	for _, a := range c.Service.Command {
+		v, err := expand(a, words)
+		if err != nil {
+			return s, fmt.Errorf("service.command %q: %w", a, err)
+		}
+		s.Args = append(s.Args, v)
+	}
+	for k, a := range c.Service.Env {
+		v, err := expand(a, words)
+		if err != nil {
+			return s, fmt.Errorf("service.env %s: %w", k, err)
+		}
+		s.Env = append(s.Env, k+"="+v)
+	}
+	cert, key := f.certFiles(channel.RoleCell, c.Name)
+	s.Env = append(s.Env,
+		"CELL_ID="+c.Name, "CELL_FLEET="+f.Config.Name, "CELL_VERSION="+c.Version,
+		"CELL_DIRECTORY_URL="+f.Info.Channel, "CELL_SERVICE_URL=http://"+addr,
+		"CELL_CHANNEL_CA="+filepath.Join(f.Layout.PKI(), pki.CACertFile), "CELL_CHANNEL_CERT="+cert, "CELL_CHANNEL_KEY="+key,
+		"CELL_ADMISSION_KEY_FILE="+f.Layout.CellKey(c.Name),
+		"CELL_STATE_DIR="+filepath.Join(dir, fmt.Sprintf("member-%d", n)))
+	return s, nil
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fleet starts a whole fleet on one machine: the directory, an edge, and
+// the processes of every cell with their own stores, for cell dev, for the
+// benchmarks and for tests that kill them.
+//
+// The state folder is authoritative for what survives: the CA and certificates,
+// the operator credential, the directory's database and the cells' stores. A
+// fleet that is started again on the same folder has the same tenants. A lock
+// on the folder keeps a second fleet out. fleet.json says where the listeners
+// are, and counts only while the process that it names runs.
+//
+// Every process is a child of the starting one and is started again when it
+// ends by itself (package internal/supervise); ports stay the same across
+// restarts. Postgres clusters are children as well. When the starting process
+// is killed, the kernel ends them all.
+//
+// Everything listens on 127.0.0.1 unless the fleet file names another address
+// for the edge.
+package fleet

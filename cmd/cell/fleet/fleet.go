@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/channel/pki"
+	"github.com/cloister-dev/cloister/internal/pgcluster"
+	"github.com/cloister-dev/cloister/internal/supervise"
+)
+
+// Options adjust how a fleet is started; the zero value is what cell dev uses.
+type Options struct {
+	// Dir is the state folder.
+	Dir string
+	// Cell is the path of the cell binary that runs the directory and the edge; ""
+	// means the running program.
+	Cell string
+	Log  *slog.Logger
+	// DirectoryArgs and EdgeArgs are added to their command lines.
+	DirectoryArgs, EdgeArgs []string
+	// PostgresNoSync gives up durability against a crash of the machine; for tests.
+	PostgresNoSync bool
+	// OnStep, if set, is told what is being started.
+	OnStep func(string)
+}
+
+// Fleet is a running fleet. Close it.
+type Fleet struct {
+	Config Config
+	Info   Info
+	Layout Layout
+	// Procs has the processes: "directory", "edge", and "<cell>-<n>" of each cell.
+	Procs *supervise.Group
+
+	o       Options
+	release func()
+	mu      sync.Mutex // guards clusters
+	// clusters has the Postgres server of each cell, by cell.
+	clusters map[string]*pgcluster.Cluster
+}
+
+// Start starts a fleet and returns once the directory, the edge and a process of
+// every cell are ready. On an error nothing is left running.
+func Start(ctx context.Context, cfg Config, o Options) (_ *Fleet, err error) {
+	if err := cfg.Complete(); err != nil {
+		return nil, err
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.OnStep == nil {
+		o.OnStep = func(string) {}
+	}
+	if o.Cell == "" {
+		if o.Cell, err = os.Executable(); err != nil {
+			return nil, err
+		}
+	}
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return nil, err
+	}
+	f := &Fleet{Config: cfg, Layout: Layout{o.Dir}, o: o, clusters: map[string]*pgcluster.Cluster{}}
+	if f.release, err = f.Layout.take(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	if f.Procs, err = supervise.New(f.Layout.Logs(), o.Log); err != nil {
+		return nil, err
+	}
+	if err := f.start(ctx); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *Fleet) start(ctx context.Context) error {
+	var ports [3]string
+	for i := range ports {
+		p, err := freeAddr("127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		ports[i] = p
+	}
+	listen, err := freeAddr(f.Config.Listen)
+	if err != nil {
+		return fmt.Errorf("listen: %w; choose another address with --listen", err)
+	}
+	f.Info = Info{Name: f.Config.Name, PID: os.Getpid(), Edge: "http://" + listen, EdgeAdmin: "http://" + ports[0],
+		Operator: "http://" + ports[1], Channel: "https://" + ports[2], Store: f.Config.Store}
+	for _, c := range f.Config.Cells {
+		f.Info.Cells = append(f.Info.Cells, c.Name)
+	}
+	if _, err := secret(f.Layout.Credential(), "lco_", 64); err != nil {
+		return err
+	}
+	if _, err := secret(f.Layout.AdmissionKey(), "", 32); err != nil {
+		return err
+	}
+	f.o.OnStep("certificates")
+	if err := f.certificates(); err != nil {
+		return fmt.Errorf("certificates: %w", err)
+	}
+	f.o.OnStep("directory")
+	if err := f.startDirectory(ctx); err != nil {
+		return err
+	}
+	f.o.OnStep("edge")
+	if err := f.startEdge(); err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	errs := make([]error, len(f.Config.Cells))
+	f.o.OnStep("cells " + strings.Join(f.Info.Cells, ", "))
+	for i, c := range f.Config.Cells {
+		wg.Go(func() { errs[i] = f.startCell(ctx, c) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(f.Info, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := writeFile(f.Layout.Info(), append(b, '\n'), 0o644); err != nil {
+		return err
+	}
+	f.o.OnStep("waiting until every cell is ready")
+	if err := f.waitReady(ctx); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Close ends every process and leaves the state folder as it is.
+func (f *Fleet) Close() {
+	if f.Procs != nil {
+		f.Procs.Close()
+	}
+	f.mu.Lock()
+	clusters := f.clusters
+	f.clusters = map[string]*pgcluster.Cluster{}
+	f.mu.Unlock()
+	for _, c := range clusters {
+		_ = c.Stop()
+	}
+	_ = os.Remove(f.Layout.Info())
+	if f.release != nil {
+		f.release()
+		f.release = nil
+	}
+}
+
+// Cluster returns the Postgres server of a cell, or nil.
+func (f *Fleet) Cluster(cell string) *pgcluster.Cluster {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.clusters[cell]
+}
+
+// certificates makes the CA and one certificate for each member of the fleet, as
+// far as they are not there yet.
+func (f *Fleet) certificates() error {
+	ca, err := pki.LoadAuthority(f.Layout.PKI(), pki.Options{})
+	if errors.Is(err, fs.ErrNotExist) {
+		ca, err = pki.NewAuthority(f.Layout.PKI(), f.Config.Name, pki.Options{})
+	}
+	if err != nil {
+		return err
+	}
+	if ca.Fleet() != f.Config.Name {
+		return fmt.Errorf("%s belongs to the fleet %s, not %s; choose another state folder with --fleet", f.Layout.Dir, ca.Fleet(), f.Config.Name)
+	}
+	ids := []channel.Identity{{Role: channel.RoleDirectory, Name: "main"}, {Role: channel.RoleEdge, Name: "main"}}
+	for _, c := range f.Config.Cells {
+		ids = append(ids, channel.Identity{Role: channel.RoleCell, Name: c.Name})
+	}
+	for _, id := range ids {
+		cert, key := f.certFiles(id.Role, id.Name)
+		if _, err := os.Stat(cert); err == nil {
+			if info, err := pki.Inspect(cert, ca.CAFile(), ca.RevokedFile(), time.Now().Add(30*24*time.Hour)); err != nil || len(info.Problems) > 0 {
+				if _, err := ca.Renew(cert, key, channel.Identity{}, 0); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if _, err := ca.Issue(id, pki.IssueOptions{Dir: f.Layout.Certs(id.Name)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *Fleet) certFiles(role channel.Role, name string) (cert, key string) {
+	base := filepath.Join(f.Layout.Certs(name), string(role)+"-"+name)
+	return base + ".crt", base + ".key"
+}
+
+// channelArgs are the flags that every process of ours takes for its certificate.
+func (f *Fleet) channelArgs(role channel.Role, name string) []string {
+	cert, key := f.certFiles(role, name)
+	return []string{"--channel-ca", filepath.Join(f.Layout.PKI(), pki.CACertFile), "--channel-cert", cert, "--channel-key", key,
+		"--channel-revoked", filepath.Join(f.Layout.PKI(), pki.RevokedFile)}
+}
+
+func (f *Fleet) startDirectory(ctx context.Context) error {
+	args := append([]string{f.o.Cell, "directory", "serve",
+		"--state", f.Layout.Directory(),
+		"--operator-listen", strings.TrimPrefix(f.Info.Operator, "http://"),
+		"--channel-listen", strings.TrimPrefix(f.Info.Channel, "https://"),
+		"--operator-credential-file", f.Layout.Credential(),
+	}, f.channelArgs(channel.RoleDirectory, "main")...)
+	for _, c := range f.Config.Cells {
+		args = append(args, "--cell", c.Name)
+	}
+	if _, err := f.Procs.Start(supervise.Spec{Name: "directory", Args: append(args, f.o.DirectoryArgs...)}); err != nil {
+		return err
+	}
+	if err := waitOK(ctx, f.Info.Operator+"/readyz", f.Procs.Proc("directory").Log()); err != nil {
+		return fmt.Errorf("directory: %w", err)
+	}
+	return f.registerCells(ctx)
+}
+
+func (f *Fleet) startEdge() error {
+	extractors, err := json.Marshal(f.Config.Extractors)
+	if err != nil {
+		return err
+	}
+	args := append([]string{f.o.Cell, "router", "serve",
+		"--listen", strings.TrimPrefix(f.Info.Edge, "http://"),
+		"--admin-listen", strings.TrimPrefix(f.Info.EdgeAdmin, "http://"),
+		"--directory", f.Info.Channel,
+		"--state", f.Layout.Edge(),
+		"--admission-key-file", f.Layout.AdmissionKey(),
+		"--extractors", string(extractors),
+		"--default-cell", f.Config.DefaultCell,
+	}, f.channelArgs(channel.RoleEdge, "main")...)
+	_, err = f.Procs.Start(supervise.Spec{Name: "edge", Args: append(args, f.o.EdgeArgs...)})
+	return err
+}
+
+// waitReady waits for the edge and for one ready process of each cell.
+func (f *Fleet) waitReady(ctx context.Context) error {
+	if err := waitOK(ctx, f.Info.EdgeAdmin+"/readyz", f.Procs.Proc("edge").Log()); err != nil {
+		return fmt.Errorf("edge: %w", err)
+	}
+	return poll(ctx, func() (bool, string) {
+		members, err := f.readyMembers(ctx)
+		if err != nil {
+			return false, err.Error()
+		}
+		var missing []string
+		for _, c := range f.Config.Cells {
+			if members[c.Name] < c.Replicas {
+				missing = append(missing, fmt.Sprintf("%s has %d of %d processes ready (log: %s)", c.Name, members[c.Name], c.Replicas,
+					filepath.Join(f.Layout.Logs(), c.Name+"-1.log")))
+			}
+		}
+		sort.Strings(missing)
+		return len(missing) == 0, strings.Join(missing, "; ")
+	})
+}
+
+// poll asks until the answer is yes, at most 60 s; the reason of the last no is
+// in the error.
+func poll(ctx context.Context, ask func() (ok bool, why string)) error {
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, why := ask()
+		if ok {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not ready: %s", why)
+		case <-tick.C:
+		}
+	}
+}
+
+func waitOK(ctx context.Context, url, log string) error {
+	return poll(ctx, func() (bool, string) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return false, err.Error()
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return false, err.Error() + "; see " + log
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode == http.StatusOK, fmt.Sprintf("%s answers %s; see %s", url, resp.Status, log)
+	})
+}
+
+func freeAddr(addr string) (string, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}

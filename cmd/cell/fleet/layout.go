@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Layout names the files of a fleet's state folder.
+type Layout struct{ Dir string }
+
+// The files and folders.
+func (l Layout) PKI() string                { return filepath.Join(l.Dir, "pki") }
+func (l Layout) Certs(name string) string   { return filepath.Join(l.Dir, "certs", name) }
+func (l Layout) Logs() string               { return filepath.Join(l.Dir, "logs") }
+func (l Layout) Directory() string          { return filepath.Join(l.Dir, "directory") }
+func (l Layout) Edge() string               { return filepath.Join(l.Dir, "edge") }
+func (l Layout) Cell(name string) string    { return filepath.Join(l.Dir, "cells", name) }
+func (l Layout) Credential() string         { return filepath.Join(l.Dir, "operator.credential") }
+func (l Layout) AdmissionKey() string       { return filepath.Join(l.Dir, "admission.key") }
+func (l Layout) CellKey(cell string) string { return filepath.Join(l.Cell(cell), "admission.key") }
+func (l Layout) Info() string               { return filepath.Join(l.Dir, "fleet.json") }
+func (l Layout) lock() string               { return filepath.Join(l.Dir, "lock") }
+
+// Info is what cell dev writes for the other commands: where its listeners are.
+type Info struct {
+	Name string `json:"name"`
+	PID  int    `json:"pid"`
+	// Edge is the public URL, EdgeAdmin the admin listener's, Operator the
+	// directory's operator listener, Channel its channel listener.
+	Edge      string   `json:"edge"`
+	EdgeAdmin string   `json:"edge_admin"`
+	Operator  string   `json:"operator"`
+	Channel   string   `json:"channel"`
+	Store     string   `json:"store"`
+	Cells     []string `json:"cells"`
+}
+
+// ErrNoFleet says that no fleet keeps its state in the folder.
+var ErrNoFleet = errors.New("no fleet here; start one with: cell dev")
+
+// ReadInfo reads what cell dev wrote. [ErrNoFleet] when there is none.
+func ReadInfo(dir string) (Info, error) {
+	b, err := os.ReadFile(Layout{dir}.Info())
+	if errors.Is(err, fs.ErrNotExist) {
+		return Info{}, fmt.Errorf("%s: %w", dir, ErrNoFleet)
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	var i Info
+	if err := json.Unmarshal(b, &i); err != nil {
+		return Info{}, fmt.Errorf("%s is damaged (%w); start the fleet again", Layout{dir}.Info(), err)
+	}
+	return i, nil
+}
+
+// take locks the state folder for this process; the lock goes with it.
+func (l Layout) take() (release func(), err error) {
+	if err := os.MkdirAll(l.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(l.lock(), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("another fleet runs in %s; stop it, or choose another folder with --fleet", l.Dir)
+	}
+	return func() { f.Close() }, nil
+}
+
+// writeFile replaces a file at once: a reader sees the old content or the new.
+func writeFile(path string, data []byte, mode fs.FileMode) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(data)
+	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}
+
+// secret returns the content of a file, made of random bytes the first time.
+func secret(path, prefix string, bytes int) (string, error) {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		return string(b), nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	raw := make([]byte, bytes)
+	_, _ = rand.Read(raw)
+	s := prefix + hex.EncodeToString(raw)
+	return s, writeFile(path, []byte(s), 0o600)
+}

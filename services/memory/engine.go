@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package memory
+
+import (
+	"context"
+	"database/sql"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the database/sql driver "pgx"
+	_ "modernc.org/sqlite"             // the database/sql driver "sqlite"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
+	guardpg "github.com/cloister-dev/cloister/guard/postgres"
+	guardsqlite "github.com/cloister-dev/cloister/guard/sqlite"
+)
+
+//go:embed schema_postgres.sql
+var schemaPostgres string
+
+//go:embed schema_sqlite.sql
+var schemaSQLite string
+
+// Guard is what the service needs of a database/sql guard; both stores' have it.
+type Guard interface {
+	guard.Keeper
+	guard.Outbox
+	guard.RelayStore
+	InTx(ctx context.Context, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) error
+	Emit(ctx context.Context, tx *sql.Tx, typ string, payload any) (cells.EventSeq, error)
+	Close()
+}
+
+// engine is a Store's database with its guard.
+type engine struct {
+	db    *sql.DB
+	guard Guard
+	// alone: no cell around; transactions are admitted at epoch 0.
+	alone bool
+	// question: the driver takes ?1 in place of $1.
+	question bool
+	suffix   string
+}
+
+// OpenOptions say how a store is opened.
+type OpenOptions struct {
+	// Cell is the cell's name; "" runs the service alone.
+	Cell cells.CellID
+}
+
+// OpenSQLite opens (or makes) a store in one file. Close it.
+func OpenSQLite(ctx context.Context, path string, o OpenOptions) (*Store, error) {
+	q := url.Values{"_pragma": {"journal_mode(WAL)", "busy_timeout(10000)", "synchronous(FULL)"}, "_txlock": {"immediate"}}
+	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?"+q.Encode())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(16)
+	opts := []guardsqlite.Option{}
+	if o.Cell == "" {
+		opts = append(opts, guardsqlite.WithoutCells())
+	} else {
+		opts = append(opts, guardsqlite.WithCell(o.Cell))
+	}
+	g, err := guardsqlite.New(db, opts...)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return open(ctx, &engine{db: db, guard: g, alone: o.Cell == "", question: true}, schemaSQLite)
+}
+
+// OpenPostgres opens a store in a Postgres database. Close it.
+func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error) {
+	db, err := sql.Open("pgx", dsn)
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(32)
+	db.SetMaxIdleConns(32)
+	opts := []guardpg.Option{}
+	if o.Cell == "" {
+		opts = append(opts, guardpg.WithoutCells())
+	} else {
+		opts = append(opts, guardpg.WithCell(o.Cell))
+	}
+	g, err := guardpg.NewSQL(db, opts...)
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return open(ctx, &engine{db: db, guard: g, alone: o.Cell == "", suffix: " FOR UPDATE"}, schemaPostgres)
+}
+
+func open(ctx context.Context, e *engine, schema string) (*Store, error) {
+	s := &Store{db: e.db, d: e, outbox: e.guard, guard: e.guard}
+	if err := s.migrate(ctx, schema); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// migrate creates what is missing. It is idempotent; several processes of a cell
+// may run it at once.
+func (s *Store) migrate(ctx context.Context, schema string) error {
+	for _, stmt := range strings.Split(schema, ";\n") {
+		if strings.TrimSpace(stmt) == "" {
+			continue
+		}
+		if _, err := s.db.ExecContext(ctx, stmt); err != nil {
+			return fmt.Errorf("memory: schema: %w", err)
+		}
+	}
+	return s.guard.Install(ctx, Tables)
+}
+
+// Guard returns the store's guard, for a member's agent and a relay.
+func (s *Store) Guard() Guard { return s.guard }
+
+// Close ends the guard's work and closes the database.
+func (s *Store) Close() error {
+	s.guard.Close()
+	return s.db.Close()
+}
+
+type emitTx struct {
+	*sql.Tx
+	g Guard
+}
+
+// Emit implements Tx.
+func (t emitTx) Emit(ctx context.Context, typ string, payload any) (cells.EventSeq, error) {
+	return t.g.Emit(ctx, t.Tx, typ, payload)
+}
+
+func (e *engine) write(ctx context.Context, tenant cells.TenantID, fn func(context.Context, Tx) error) error {
+	if e.alone {
+		ctx = guard.WithTenant(ctx, tenant)
+	}
+	return e.guard.InTx(ctx, nil, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, emitTx{tx, e.guard}) })
+}
+
+// read runs fn, then looks at the fence: since epochs only grow, a fence that
+// admits the request now has admitted it when the rows were read, and no other
+// cell can have written in between.
+func (e *engine) read(ctx context.Context, tenant cells.TenantID, fn func(context.Context, Querier) error) error {
+	if err := fn(ctx, e.db); err != nil || e.alone {
+		return err
+	}
+	adm, ok := cells.AdmissionFromContext(ctx)
+	if !ok || adm.Tenant != tenant {
+		return guard.ErrNoAdmission
+	}
+	f, err := e.guard.Fence(ctx, tenant)
+	if errors.Is(err, cells.ErrNotFound) && adm.Epoch == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !f.Open || adm.Epoch < f.Floor || adm.Epoch > f.Epoch {
+		return fmt.Errorf("%w: read of tenant %s at epoch %d; the fence is at %d", cells.ErrFenced, tenant, adm.Epoch, f.Epoch)
+	}
+	return nil
+}
+
+func (e *engine) rebind(q string) string {
+	if e.question {
+		return strings.ReplaceAll(q, "$", "?")
+	}
+	return q
+}
+
+func (e *engine) lock() string { return e.suffix }
