@@ -269,3 +269,14 @@ func (h *Hub) Pause(tenant cells.TenantID) {
 		p.cancel(ErrPaused)
 	}
 }
+
+// InPublication lists the tenants that this process is publishing for.
+func (h *Hub) InPublication() []cells.TenantID {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]cells.TenantID, 0, len(h.pubs))
+	for t := range h.pubs {
+		out = append(out, t)
+	}
+	return out
+}
