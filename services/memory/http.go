@@ -314,3 +314,18 @@ func (s *Service) history(ctx context.Context, t cells.TenantID, body []byte) (a
 	}
 	return page{Items: items}, nil
 }
+
+// HeaderTenant names the tenant by a request header, or "default" without it: for
+// a service that runs alone.
+func HeaderTenant(name string) func(*http.Request) (cells.TenantID, error) {
+	return func(r *http.Request) (cells.TenantID, error) {
+		t := cells.TenantID(r.Header.Get(name))
+		if t == "" {
+			t = "default"
+		}
+		if err := t.Validate(); err != nil {
+			return "", &cells.Answer{Code: cells.CodeInvalidTenant, Detail: err.Error()}
+		}
+		return t, nil
+	}
+}

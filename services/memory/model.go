@@ -53,7 +53,7 @@ func validName(what, s string, most int) error {
 // Item is one version of one memory.
 type Item struct {
 	Ref
-	// Value is JSON, kept byte for byte; absent in answers to writes.
+	// Value is JSON, kept as it was sent; absent in answers to writes.
 	Value json.RawMessage `json:"value,omitempty"`
 	// Version starts at 1 and grows by one with each change of the key, deletions
 	// included, for ever and across cells.

@@ -106,7 +106,7 @@ in exactly one cell, an edge takes each request there, and a tenant moves to
 another cell while it is in use.
 
 Start a fleet on this machine with "cell dev". Every other command finds it
-through its state folder (--fleet, $CELL_FLEET, default .cell).`,
+through its state folder (--fleet, $CELL_FLEET_DIR, default .cell).`,
 		SilenceUsage: true, SilenceErrors: true,
 		Version: a.version,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -123,7 +123,7 @@ through its state folder (--fleet, $CELL_FLEET, default .cell).`,
 	root.SetErr(a.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	f := root.PersistentFlags()
-	f.StringVar(&a.stateDir, "fleet", envOr("CELL_FLEET", ".cell"), "state folder of a fleet that cell dev started ($CELL_FLEET)")
+	f.StringVar(&a.stateDir, "fleet", envOr("CELL_FLEET_DIR", ".cell"), "state folder of a fleet that cell dev started ($CELL_FLEET_DIR)")
 	f.StringVar(&a.operator, "operator-url", os.Getenv("CELL_OPERATOR_URL"), "the directory's operator listener; default: the fleet's own ($CELL_OPERATOR_URL)")
 	f.StringVar(&a.credential, "credential-file", os.Getenv("CELL_OPERATOR_CREDENTIAL_FILE"), "file with the operator credential; default: the fleet's own ($CELL_OPERATOR_CREDENTIAL_FILE)")
 	f.BoolVar(&a.json, "json", false, "print JSON, errors included")

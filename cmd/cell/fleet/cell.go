@@ -155,7 +155,8 @@ func (f *Fleet) process(c Cell, n int, dsn string) (supervise.Spec, error) {
 		"CELL_ID="+c.Name, "CELL_FLEET="+f.Config.Name, "CELL_VERSION="+c.Version,
 		"CELL_DIRECTORY_URL="+f.Info.Channel, "CELL_SERVICE_URL=http://"+addr,
 		"CELL_CHANNEL_CA="+filepath.Join(f.Layout.PKI(), pki.CACertFile), "CELL_CHANNEL_CERT="+cert, "CELL_CHANNEL_KEY="+key,
-		"CELL_ADMISSION_KEY_FILE="+f.Layout.CellKey(c.Name),
+		"CELL_CHANNEL_REVOKED="+filepath.Join(f.Layout.PKI(), pki.RevokedFile),
+		"CELL_ADMISSION_KEY_FILE="+f.Layout.CellKey(c.Name), "CELL_DEFAULT_CELL="+f.Config.DefaultCell,
 		"CELL_STATE_DIR="+filepath.Join(dir, fmt.Sprintf("member-%d", n)))
 	return s, nil
 }

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/directory"
+	directorysqlite "github.com/cloister-dev/cloister/directory/sqlite"
+	tablesqlite "github.com/cloister-dev/cloister/table/sqlite"
+)
+
+// channelFlags are the files of a process's end of the channel.
+type channelFlags struct{ cfg channel.Config }
+
+func (c *channelFlags) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&c.cfg.CAFile, "channel-ca", "", "the fleet's CA certificate (PEM)")
+	f.StringVar(&c.cfg.CertFile, "channel-cert", "", "this process's certificate (cell pki issue)")
+	f.StringVar(&c.cfg.KeyFile, "channel-key", "", "this process's key")
+	f.StringVar(&c.cfg.RevokedFile, "channel-revoked", "", "list of revoked serials; re-read when it changes")
+	for _, n := range []string{"channel-ca", "channel-cert", "channel-key"} {
+		_ = cmd.MarkFlagRequired(n)
+	}
+}
+
+// open opens the channel of a process that must have the role.
+func (c *channelFlags) open(a *app, role channel.Role) (*channel.Channel, error) {
+	c.cfg.Log = a.log
+	ch, err := channel.Open(c.cfg)
+	if err != nil {
+		return nil, err
+	}
+	if ch.Self().Role != role {
+		return nil, usagef("--channel-cert is for %s; a certificate for the role %s is needed (cell pki issue %s NAME)", ch.Self(), role, role)
+	}
+	return ch, nil
+}
+
+func (a *app) directoryCmd() *cobra.Command {
+	c := &cobra.Command{
+		Use: "directory", Short: "The control plane", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(a.directoryServe(), a.directoryCredential())
+	return c
+}
+
+func (a *app) directoryCredential() *cobra.Command {
+	return &cobra.Command{
+		Use: "new-credential", Short: "Make an operator credential; prints it once, with the SHA-256 that the directory is given", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			cred, sum := directory.NewOperatorCredential()
+			return a.print(map[string]string{"credential": cred, "sha256": sum}, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "credential %s\nsha256     %s\n", cred, sum)
+				return err
+			})
+		},
+	}
+}
+
+func (a *app) directoryServe() *cobra.Command {
+	var ch channelFlags
+	var cfg directory.Config
+	var state, operatorListen, channelListen, credentialFile, haltFile, trace string
+	var sums, cellsAllowed []string
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the directory from SQLite files in a folder",
+		Long: `Serve the directory: cells, routes, placements and the execution of moves.
+
+The channel listener (mutual TLS) is for edges and cells. The operator listener is
+plain HTTP with a bearer credential of which only the SHA-256 is given here; it
+binds to the loopback unless you say otherwise.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			ctx := cmd.Context()
+			if credentialFile != "" {
+				b, err := os.ReadFile(credentialFile)
+				if err != nil {
+					return err
+				}
+				sum, err := directory.HashOperatorCredential(strings.TrimSpace(string(b)))
+				if err != nil {
+					return fmt.Errorf("--operator-credential-file: %w", err)
+				}
+				sums = append(sums, sum)
+			}
+			cfg.OperatorSHA256, cfg.Logger = sums, a.log
+			if len(cellsAllowed) > 0 {
+				allowed := map[string]bool{}
+				for _, n := range cellsAllowed {
+					allowed[n] = true
+				}
+				ch.cfg.Known = func(id channel.Identity) bool { return id.Role != channel.RoleCell || allowed[id.Name] }
+			}
+			if cfg.Channel, err = ch.open(a, channel.RoleDirectory); err != nil {
+				return err
+			}
+			cfg.Name = cfg.Channel.Self().Name
+			if err := os.MkdirAll(state, 0o700); err != nil {
+				return err
+			}
+			store, err := directorysqlite.Open(ctx, filepath.Join(state, "directory.db"))
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, store.Close()) }()
+			routes, err := tablesqlite.Open(ctx, filepath.Join(state, "routes.db"))
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, routes.Close()) }()
+			cfg.Store, cfg.Table = store, routes
+			cfg.Budget = cells.NewBudgetMeter(cells.WithBudgetStore(store.Budgets()))
+			if haltFile != "" {
+				cfg.StepHook = haltHook(haltFile)
+			}
+			if trace != "" {
+				f, err := os.OpenFile(trace, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				cfg.Trace = f
+			}
+			if cfg.OperatorListener, err = net.Listen("tcp", operatorListen); err != nil {
+				return err
+			}
+			if cfg.ChannelListener, err = net.Listen("tcp", channelListen); err != nil {
+				return err
+			}
+			srv, err := directory.New(cfg)
+			if err != nil {
+				return err
+			}
+			return srv.Run(ctx)
+		},
+	}
+	ch.register(c)
+	f := c.Flags()
+	f.StringVar(&state, "state", "directory", "folder of the directory's databases")
+	f.StringVar(&operatorListen, "operator-listen", "127.0.0.1:7400", "address of the operator listener")
+	f.StringVar(&channelListen, "channel-listen", "127.0.0.1:7401", "address of the channel listener")
+	f.StringSliceVar(&sums, "operator-sha256", nil, "SHA-256 of an operator credential (cell directory new-credential); two while it is rotated")
+	f.StringVar(&credentialFile, "operator-credential-file", "", "file with the credential itself, hashed at start; for one machine only")
+	f.StringSliceVar(&cellsAllowed, "cell", nil, "accept only these cells' certificates; default: every cell of the fleet's CA")
+	f.DurationVar(&cfg.DrainDeadline, "drain-deadline", cells.DefaultDrainDeadline, "longest cut of a move; past it the move rolls back")
+	f.DurationVar(&cfg.MaxPause, "max-pause", 0, "refuse cuts that are predicted to be longer; 0 is no bound")
+	f.IntVar(&cfg.Moves, "moves", 4, "how many moves prepare at once")
+	f.DurationVar(&cfg.HeartbeatEvery, "heartbeat", 500*time.Millisecond, "how often processes report")
+	f.DurationVar(&cfg.Lapse, "lapse", 2*time.Second, "a process that has not reported for so long is gone")
+	f.BoolVar(&cfg.Pinned, "pinned", false, "placements never change: refuse moves and deletions")
+	f.StringVar(&trace, "trace", "", "append a JSON line for each step of each move to this file")
+	f.StringVar(&haltFile, "halt-file", "", "stand still at the step that this file names, while it does; for crash tests")
+	_ = f.MarkHidden("halt-file")
+	return c
+}
+
+// haltHook stops a move at the step that a file names, for as long as it names
+// it, and says so in <file>.reached. A test can then kill what it likes at exactly
+// that point.
+func haltHook(file string) func(context.Context, cells.StepEvent) error {
+	return func(ctx context.Context, ev cells.StepEvent) error {
+		named := func() bool {
+			b, err := os.ReadFile(file)
+			return err == nil && cells.Step(bytes.TrimSpace(b)) == ev.Step
+		}
+		if !named() {
+			return nil
+		}
+		if err := os.WriteFile(file+".reached", []byte(ev.Tenant), 0o600); err != nil {
+			return err
+		}
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for named() {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-tick.C:
+			}
+		}
+		return nil
+	}
+}
+
+// readKey reads a key of hexadecimal digits.
+func readKey(path string) ([]byte, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	key, err := hex.DecodeString(strings.TrimSpace(string(b)))
+	if err != nil || len(key) < 16 {
+		return nil, fmt.Errorf("%s does not hold at least 32 hexadecimal digits", path)
+	}
+	return key, nil
+}
