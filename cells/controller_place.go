@@ -73,21 +73,25 @@ func (c *MoveController) Place(ctx context.Context, cl Claim) (TenantRoute, erro
 	return TenantRoute{}, fmt.Errorf("%w: tenant %s", ErrConflict, cl.Tenant)
 }
 
-// openActive orders the fence of a serving cell open. A fence that is newer than
-// the row is right: the row has changed since.
+// openActive orders the events and the fence of a serving cell open. A fence that
+// is newer than the row is right: the row has changed since.
 func (c *MoveController) openActive(ctx context.Context, row TenantRoute) error {
-	if c.fencer == nil || row.State != StateActive || row.MoveID != "" {
+	if row.State != StateActive || row.MoveID != "" {
 		return nil
 	}
 	_, err := retry(ctx, briefly, func() (struct{}, error) {
 		for _, e := range Effects(row) {
-			if e.Kind != EffectOpenFence {
-				continue
+			var err error
+			switch {
+			case e.Kind == EffectStartEvents && c.barrier != nil:
+				err = c.barrier.Start(ctx, e.Barrier, e.Mark)
+			case e.Kind == EffectOpenFence && c.fencer != nil:
+				err = c.fencer.Open(ctx, e.Fence)
 			}
-			if err := c.fencer.Open(ctx, e.Fence); err != nil {
-				if errors.Is(err, ErrStaleOrder) {
-					return struct{}{}, backoff.Permanent(err)
-				}
+			if errors.Is(err, ErrStaleOrder) {
+				return struct{}{}, backoff.Permanent(err)
+			}
+			if err != nil {
 				return struct{}{}, err
 			}
 		}

@@ -93,7 +93,9 @@ func Effects(r TenantRoute) []Effect {
 			out = append(out, Effect{Kind: EffectPrepare, Cell: r.TargetCell, Move: m})
 			break
 		}
-		out = append(out, fence(EffectOpenFence, ""))
+		// The events of a tenant that was placed where it had lost a cut before are
+		// still paused there.
+		out = append(out, barrier(EffectStartEvents), fence(EffectOpenFence, ""))
 	case StateQuiescing:
 		out = append(out, Effect{Kind: EffectCloseGates, Cell: r.CellID, Move: m})
 	case StateDraining:
