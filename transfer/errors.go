@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
 )
 
 var (
@@ -70,5 +71,5 @@ func (e *wireError) Unwrap() error {
 
 // retryable reports whether the same step may succeed if it is begun again.
 func retryable(err error) bool {
-	return errors.Is(err, cells.ErrUnavailable)
+	return errors.Is(err, cells.ErrUnavailable) || errors.Is(err, guard.ErrContended) || errors.Is(err, guard.ErrCommitUnknown)
 }

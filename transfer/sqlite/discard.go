@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+// maxRemove bounds what one transaction removes, whatever the caller allows: it
+// holds the write lock of the whole database.
+const maxRemove = 2000
+
+// Discard implements transfer.Sink.
+func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, opts transfer.RemoveOptions) error {
+	order := cells.FenceOrder{Cell: r.Cell, Tenant: tenant, Epoch: r.Epoch, Move: r.Move}
+	if err := s.cfg.Keeper.CloseFence(ctx, order); err != nil {
+		return err
+	}
+	err := s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx *sql.Tx) error {
+		var known bool
+		if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM cell_transfer_import WHERE move = ?1 AND tenant = ?2)
+			OR EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ?1 AND tenant = ?2)`, r.Move, tenant).Scan(&known); err != nil {
+			return err
+		}
+		if !known {
+			name, err := s.anyRows(ctx, tx, tenant)
+			if err == nil && name != "" {
+				err = fmt.Errorf("%w: transfer/sqlite: table %s holds rows of tenant %s that move %s has neither captured nor brought; find out whose they are and remove them by hand",
+					cells.ErrInvalid, name, tenant, r.Move)
+			}
+			return err
+		}
+		return s.release(ctx, tx, r.Move)
+	})
+	if err != nil {
+		return err
+	}
+	err = s.removeRows(ctx, tenant, opts, func(f func(*sql.Tx) error) error { return s.admitted(ctx, tenant, r.Epoch, r.Move, f) })
+	if err != nil {
+		return err
+	}
+	return s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx *sql.Tx) error {
+		name, err := s.anyRows(ctx, tx, tenant)
+		if err != nil {
+			return err
+		}
+		if name != "" {
+			return fmt.Errorf("%w: transfer/sqlite: table %s still holds rows of tenant %s after the removal", cells.ErrUnavailable, name, tenant)
+		}
+		return s.forget(ctx, tx, r.Move)
+	})
+}
+
+// removeRows removes all of the tenant's rows, in transactions made by in.
+func (s *Store) removeRows(ctx context.Context, tenant cells.TenantID, opts transfer.RemoveOptions, in func(func(*sql.Tx) error) error) error {
+	limit := min(max(1, opts.BatchRows), maxRemove)
+	var done int64
+	for n := len(s.tables) - 1; n >= 0; n-- {
+		t := s.tables[n]
+		for {
+			if opts.Pace != nil {
+				if err := opts.Pace(ctx, int64(limit)); err != nil {
+					return err
+				}
+			}
+			var gone int64
+			err := in(func(tx *sql.Tx) error {
+				u, err := usable(ctx, tx, t)
+				if err != nil {
+					return err
+				}
+				keys := quoted("", u.key)
+				q := fmt.Sprintf("DELETE FROM %[1]s WHERE (%[2]s) IN (SELECT %[2]s FROM %[1]s WHERE %[3]s = ? LIMIT ?)", quote(t.Name), keys, quote(t.TenantColumn))
+				res, err := tx.ExecContext(ctx, q, tenant, limit)
+				if err == nil {
+					gone, err = res.RowsAffected()
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if done += gone; opts.Progress != nil && gone > 0 {
+				opts.Progress(cells.Progress{Phase: "remove", Table: t.Name, Done: done})
+			}
+			if gone < int64(limit) {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// forget removes what is kept about a move.
+func (s *Store) forget(ctx context.Context, tx *sql.Tx, move cells.MoveID) error {
+	for _, q := range []string{"DELETE FROM cell_transfer_touched WHERE move = ?", "DELETE FROM cell_transfer_import WHERE move = ?", "DELETE FROM cell_transfer_capture WHERE move = ?"} {
+		if _, err := tx.ExecContext(ctx, q, move); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Sweep implements transfer.Sink.
+func (s *Store) Sweep(ctx context.Context) error {
+	type known struct {
+		move   cells.MoveID
+		tenant cells.TenantID
+		base   int64
+	}
+	var all []known
+	err := s.reading(ctx, func(tx *sql.Tx) error {
+		rows, err := tx.QueryContext(ctx, "SELECT move, tenant, base FROM cell_transfer_capture UNION SELECT move, tenant, base FROM cell_transfer_import")
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var k known
+			if err := rows.Scan(&k.move, &k.tenant, &k.base); err != nil {
+				return err
+			}
+			all = append(all, k)
+		}
+		return rows.Err()
+	})
+	for _, k := range all {
+		f, ferr := s.cfg.Keeper.Fence(ctx, k.tenant)
+		if ferr != nil {
+			if !errors.Is(ferr, cells.ErrNotFound) {
+				err = errors.Join(err, ferr)
+			}
+			continue
+		}
+		if f.Open && f.Epoch >= (cells.MoveRef{Base: cells.Epoch(k.base)}).OpenEpoch() {
+			err = errors.Join(err, s.tx(ctx, func(tx *sql.Tx) error {
+				if err := s.release(ctx, tx, k.move); err != nil {
+					return err
+				}
+				return s.forget(ctx, tx, k.move)
+			}))
+		}
+	}
+	return err
+}
