@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package edge
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/edge/forward"
+)
+
+// buffers lends what bodies are copied through.
+type buffers struct{ pool sync.Pool }
+
+var copyBuffers = &buffers{pool: sync.Pool{New: func() any { return make([]byte, 32<<10) }}}
+
+func (b *buffers) Get() []byte  { return b.pool.Get().([]byte) }
+func (b *buffers) Put(p []byte) { b.pool.Put(p) } //nolint:staticcheck // the slice header is small
+
+// serve is the public handler.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	s.active.Add(1)
+	x := &exchange{s: s, in: r, start: time.Now()}
+	x.rec = recorder{w: w}
+	defer func() {
+		s.active.Add(-1)
+		x.finish(recover())
+	}()
+	switch r.URL.Path {
+	case "/livez", "/readyz":
+		x.outcome = "own"
+		s.health(&x.rec, r, false)
+		return
+	}
+	if a := x.prepare(); a != nil {
+		x.refuse(a)
+		return
+	}
+	x.proxy()
+}
+
+// prepare finds the tenant and checks what can be checked before anything is sent.
+func (x *exchange) prepare() *cells.Answer {
+	r := x.in
+	raw := r.URL.EscapedPath()
+	switch {
+	case forward.Reserved(raw):
+		return &cells.Answer{Code: cells.CodeNotServed, Detail: "paths under /cells/ are the platform's"}
+	case r.Method == http.MethodConnect:
+		return &cells.Answer{Code: cells.CodeNotServed, Detail: "CONNECT is not served"}
+	}
+	found, err := x.s.list.Resolve(r)
+	if err != nil {
+		a := *cells.AnswerOf(err) // extractors share theirs
+		return &a
+	}
+	x.found, x.tenant = found, found.Tenant
+	if found.StripPath != "" && forward.Reserved(strings.TrimPrefix(raw, found.StripPath)) {
+		return &cells.Answer{Code: cells.CodeNotServed, Tenant: x.tenant, Detail: "paths under /cells/ are the platform's"}
+	}
+	if limit := x.s.cfg.MaxBody; limit > 0 && r.ContentLength > limit {
+		return &cells.Answer{Code: cells.CodeTooLarge, Tenant: x.tenant}
+	}
+	x.grpc = isGRPC(r)
+	x.http2 = x.grpc || x.s.cfg.HTTP2ToCells && r.ProtoMajor == 2
+	x.upgrade = r.ProtoMajor == 1 && r.Header.Get("Upgrade") != ""
+	return nil
+}
+
+// isGRPC reports whether the request is a gRPC call.
+func isGRPC(r *http.Request) bool {
+	if r.ProtoMajor != 2 {
+		return false
+	}
+	ct := r.Header.Get("Content-Type")
+	rest, ok := strings.CutPrefix(ct, "application/grpc")
+	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+// proxy forwards the request and copies the answer.
+func (x *exchange) proxy() {
+	r := x.in
+	if x.upgrade {
+		// Nothing else ends an upgraded connection when the server does.
+		ctx, cancel := context.WithCancelCause(r.Context())
+		defer cancel(nil)
+		defer context.AfterFunc(x.s.streams, func() { cancel(errEnding) })()
+		r = r.WithContext(ctx)
+		x.in = r
+	}
+	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
+		src := r.Body
+		if limit := x.s.cfg.MaxBody; limit > 0 {
+			src = http.MaxBytesReader(x.rec.w, src, limit)
+		}
+		limit := x.s.cfg.ReplayBytes
+		if x.grpc {
+			limit = x.s.cfg.ReplayGRPCBytes
+		}
+		x.ask = !x.grpc && (r.ContentLength < 0 || r.ContentLength > int64(limit)) && r.Header.Get("Expect") == ""
+		forward.CleanRequest(r.Trailer)
+		x.body = forward.NewBody(src, limit, x.s.budget, func() { forward.CleanRequest(r.Trailer) })
+		defer x.body.Close()
+		if r.ProtoMajor == 1 {
+			// The cell may answer while the client is still sending.
+			_ = http.NewResponseController(x.rec.w).EnableFullDuplex()
+		}
+	}
+	rp := httputil.ReverseProxy{
+		Rewrite: x.rewrite, Transport: x, ErrorHandler: x.failed, BufferPool: copyBuffers, FlushInterval: -1,
+		ErrorLog: slog.NewLogLogger(x.s.log.Handler(), slog.LevelDebug),
+	}
+	rp.ServeHTTP(&x.rec, r)
+}
+
+// rewrite makes the request that goes to the cell, apart from what depends on the
+// route.
+func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
+	out, in := pr.Out, pr.In
+	forward.CleanRequest(out.Header)
+	if h := x.found.StripHeader; h != "" {
+		delete(out.Header, h)
+	}
+	forward.SetForwarded(out.Header, in, x.found.StripPath)
+	forward.SetPath(out.URL, in.URL, in.RequestURI, x.found.StripPath)
+	if x.ask {
+		out.Header.Set("Expect", "100-continue")
+	}
+	// The same map: the values arrive in it with the end of the body.
+	out.Trailer = in.Trailer
+}
+
+// failed writes the answer to a request that could not be carried out.
+func (x *exchange) failed(_ http.ResponseWriter, _ *http.Request, err error) {
+	a := cells.AnswerOf(err)
+	switch {
+	case a != nil:
+		x.refuse(a)
+	case x.in.Context().Err() != nil:
+		x.outcome = outcomeGone
+		if x.rec.status == 0 {
+			// Nobody reads it, unless the server itself is ending.
+			x.refuse(&cells.Answer{Code: cells.CodeCellUnreachable, Tenant: x.tenant, Cell: x.cell, Detail: "the request was given up", Err: err})
+			x.outcome = outcomeGone
+		}
+	case x.sent > 0:
+		x.refuse(&cells.Answer{Code: cells.CodeCellUnreachable, Tenant: x.tenant, Cell: x.cell, Detail: "the answer could not be passed on; the request may have run", Err: err})
+	default:
+		x.refuse(&cells.Answer{Code: cells.CodeBadRequest, Tenant: x.tenant, Detail: "the request could not be forwarded", Err: err})
+	}
+}
+
+// refuse answers in the edge's own name.
+func (x *exchange) refuse(a *cells.Answer) {
+	if a.Revision == 0 {
+		d := x.s.routes.Lookup(x.tenant)
+		a.Revision, a.Age = d.Revision, d.Age
+	}
+	x.outcome, x.cause = string(a.Code), a
+	cells.WriteProblem(&x.rec, x.in, a)
+}
+
+// recorder notes what is answered.
+type recorder struct {
+	w      http.ResponseWriter
+	status int
+	bytes  int64
+}
+
+func (r *recorder) Unwrap() http.ResponseWriter { return r.w }
+func (r *recorder) Header() http.Header         { return r.w.Header() }
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status < 200 {
+		r.status = status
+	}
+	r.w.WriteHeader(status)
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	n, err := r.w.Write(p)
+	r.bytes += int64(n)
+	return n, err
+}
