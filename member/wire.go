@@ -3,9 +3,11 @@
 package member
 
 import (
+	"encoding/json"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 // Paths of the control plane that members call, over the channel.
@@ -17,7 +19,8 @@ const (
 
 // Paths that a member's agent serves, over the channel. All are POST with a JSON
 // body; those marked (stream) answer NDJSON lines of StepLine, the last of which
-// carries Result or Error.
+// carries Result or Error. A refusal has another status than 200 and one StepLine
+// with Error as its body.
 const (
 	PathDrain       = "/cells/v1/agent/drain"        // cells.TenantRoute -> {}
 	PathFenceOpen   = "/cells/v1/agent/fence/open"   // cells.FenceOrder -> {}
@@ -30,8 +33,12 @@ const (
 	PathDiscard     = "/cells/v1/agent/discard"      // DiscardOrder -> (stream) {}
 	// PathTransfer is the prefix of what one cell's agent serves to another's; see
 	// package transfer for what is below it.
-	PathTransfer = "/cells/v1/transfer/"
+	PathTransfer = transfer.PathTransfer
 )
+
+// HeaderTimeout carries how many milliseconds the caller still waits, so that the
+// agent can say what held it up instead of being cut off.
+const HeaderTimeout = "Cell-Timeout-Ms"
 
 // Heartbeat is how a process says that it lives, and where.
 type Heartbeat struct {
@@ -43,13 +50,15 @@ type Heartbeat struct {
 	// and other cells' agents do (https, channel).
 	ServiceURL string `json:"service_url"`
 	AgentURL   string `json:"agent_url"`
-	// Ready: fences are reconciled, routes are fresh, the service says so.
+	// Ready: routes were read, fences are reconciled, the service says so.
 	Ready bool `json:"ready"`
 	// Reason says why not ready.
 	Reason string `json:"reason,omitempty"`
 	// Revision is how far this process's view of the routes is.
 	Revision cells.Revision `json:"revision"`
-	Engine   string         `json:"engine,omitempty"`
+	// Engine is that of the cell's store; "" when the service keeps no state: then
+	// there is nothing to fence, to pause or to move.
+	Engine string `json:"engine,omitempty"`
 	// Load for people and policies.
 	InFlight int64 `json:"in_flight"`
 }
@@ -98,17 +107,20 @@ type DiscardOrder struct {
 	RowsPerSecond int `json:"rows_per_second,omitempty"`
 }
 
-// StepLine is one line of a streamed answer.
+// StepLine is one line of a streamed answer. A line without any of the three is a
+// sign of life.
 type StepLine struct {
 	Progress *cells.Progress `json:"progress,omitempty"`
-	Result   any             `json:"result,omitempty"`
+	Result   json.RawMessage `json:"result,omitempty"`
 	Error    *StepError      `json:"error,omitempty"`
 }
 
-// StepError carries one of the sentinels of package cells over the wire.
+// StepError carries an error over the wire. It matches, with errors.Is, the
+// sentinel of package cells (or transfer) that its Kind names.
 type StepError struct {
 	// Kind is "stale_order", "fenced", "not_found", "invalid", "unavailable",
-	// "conflict" or "" for anything else.
+	// "conflict", "not_applicable", "other_move", "mismatch", "forbidden", "timeout" or
+	// "" for anything else.
 	Kind    string `json:"kind,omitempty"`
 	Message string `json:"message"`
 }

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package member
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+const (
+	drainRetryMin = 20 * time.Millisecond
+	drainRetryMax = 500 * time.Millisecond
+)
+
+// Drain implements [cells.Drainer]: it asks every live process of route.CellID, at
+// once, and waits for all. A process that lapses or leaves meanwhile counts as
+// gone: whatever it still holds is stopped by the fence. Processes that appear
+// meanwhile are asked, too. When ctx ends, the error wraps its cause and names the
+// processes that hold the drain back, with what they have in flight.
+func (c *AgentClient) Drain(ctx context.Context, route cells.TenantRoute) error {
+	cell := route.CellID
+	drained := make(map[string]bool)
+	for {
+		hbs, err := c.live(ctx, cell, string(route.TenantID))
+		if err != nil {
+			return err
+		}
+		hbs = slices.DeleteFunc(hbs, func(h Heartbeat) bool { return drained[h.Instance] })
+		if len(hbs) == 0 {
+			return nil
+		}
+		errs := make([]error, len(hbs))
+		var wg sync.WaitGroup
+		for i, h := range hbs {
+			drained[h.Instance] = true
+			wg.Go(func() { errs[i] = c.drainOne(ctx, h, route) })
+		}
+		wg.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+	}
+}
+
+// drainOne repeats the order until the process has answered or is gone.
+func (c *AgentClient) drainOne(ctx context.Context, h Heartbeat, route cells.TenantRoute) error {
+	for wait := drainRetryMin; ; wait = min(2*wait, drainRetryMax) {
+		err := c.call(ctx, h, PathDrain, route, &struct{}{})
+		if err == nil {
+			return nil
+		}
+		err = fmt.Errorf("drain of cell %s, process %s: %w", h.Cell, h.Instance, err)
+		if ctx.Err() != nil || !errors.Is(err, cells.ErrUnavailable) {
+			return err
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+		now, lerr := c.live(ctx, h.Cell, "")
+		if lerr != nil {
+			continue
+		}
+		if !slices.ContainsFunc(now, func(o Heartbeat) bool { return o.Instance == h.Instance }) {
+			c.log.Info("a process went away while it was drained", "cell", h.Cell, "instance", h.Instance, "err", err)
+			return nil
+		}
+	}
+}
+
+// sides looks at the two cells of a move: whether there are rows to move at all.
+// It fails when only one of them keeps state.
+func (c *AgentClient) sides(ctx context.Context, m cells.MoveRef) (none bool, sources []string, err error) {
+	src, err := c.live(ctx, m.Source, string(m.ID))
+	if err != nil {
+		return false, nil, err
+	}
+	dst, err := c.live(ctx, m.Target, string(m.ID))
+	if err != nil {
+		return false, nil, err
+	}
+	if len(src) == 0 {
+		return false, nil, noProcess(m.Source)
+	}
+	if len(dst) == 0 {
+		return false, nil, noProcess(m.Target)
+	}
+	switch a, b := stateless(src), stateless(dst); {
+	case a && b:
+		return true, nil, nil
+	case a != b:
+		return false, nil, fmt.Errorf("%w: cell %s keeps state: %v, cell %s: %v; both must, or neither", cells.ErrInvalid, m.Source, !a, m.Target, !b)
+	}
+	for _, h := range src {
+		if h.Engine != "" {
+			sources = append(sources, h.AgentURL)
+		}
+	}
+	return false, sources, nil
+}
+
+// Preflight implements [cells.DataMover]: it surveys both cells and compares what
+// they say. Nothing is changed.
+func (c *AgentClient) Preflight(ctx context.Context, m cells.MoveRef) (cells.Preflight, error) {
+	none, _, err := c.sides(ctx, m)
+	if err != nil || none {
+		return cells.Preflight{}, err
+	}
+	var src, dst transfer.Survey
+	var serr, derr error
+	var wg sync.WaitGroup
+	wg.Go(func() { src, serr = c.survey(ctx, m.Source, m) })
+	wg.Go(func() { dst, derr = c.survey(ctx, m.Target, m) })
+	wg.Wait()
+	if err := errors.Join(serr, derr); err != nil {
+		return cells.Preflight{}, err
+	}
+	return transfer.Compare(m, src, dst), nil
+}
+
+func (c *AgentClient) survey(ctx context.Context, cell cells.CellID, m cells.MoveRef) (out transfer.Survey, err error) {
+	_, err = c.any(ctx, cell, string(m.ID), func(h Heartbeat) error {
+		out = transfer.Survey{}
+		return c.call(ctx, h, PathSurvey, SurveyRequest{Tenant: m.Tenant}, &out)
+	})
+	return out, err
+}
+
+// Prepare implements [cells.DataMover]: the target's agent does it, reading from
+// the source's.
+func (c *AgentClient) Prepare(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (out cells.Prediction, err error) {
+	err = c.moveStep(ctx, PathPrepare, m, progress, func() any { out = cells.Prediction{}; return &out })
+	if err == nil && (out.Pause < 0 || out.LagChanges < 0 || out.WriteRate < 0 || out.WriteRate != out.WriteRate) {
+		err = fmt.Errorf("%w: cell %s predicts nonsense: %+v", cells.ErrInvalid, m.Target, out)
+	}
+	return out, err
+}
+
+// Finish implements [cells.DataMover].
+func (c *AgentClient) Finish(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (mark string, err error) {
+	var out FinishReply
+	err = c.moveStep(ctx, PathFinish, m, progress, func() any { out = FinishReply{}; return &out })
+	return out.Mark, err
+}
+
+func (c *AgentClient) moveStep(ctx context.Context, path string, m cells.MoveRef, progress func(cells.Progress), out func() any) error {
+	none, sources, err := c.sides(ctx, m)
+	if err != nil || none {
+		return err
+	}
+	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rate}
+	_, err = c.any(ctx, m.Target, string(m.ID), func(h Heartbeat) error {
+		return c.step(ctx, h, path, o, out(), progress)
+	})
+	return err
+}
+
+// Discard implements [cells.DataMover]: the loser's agent does it.
+func (c *AgentClient) Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
+	o := DiscardOrder{Tenant: tenant, Residue: r, RowsPerSecond: c.rate}
+	_, err := c.any(ctx, r.Cell, string(r.Move), func(h Heartbeat) error {
+		return c.step(ctx, h, PathDiscard, o, &struct{}{}, progress)
+	})
+	return err
+}
