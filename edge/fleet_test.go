@@ -182,7 +182,7 @@ func (f *fleet) start(id cells.CellID, o fleetOptions) *process {
 		}()
 	} else {
 		p.server = &http.Server{
-			Handler: cells.HTTPMiddleware(p.router, p.gates, o.mw...)(o.handler), Protocols: new(http.Protocols), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
+			Handler: cells.HTTPMiddleware(p.router, p.gates, o.mw...)(o.handler), Protocols: new(http.Protocols), DisableGeneralOptionsHandler: true, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
 			ConnState: func(c net.Conn, s http.ConnState) {
 				if s == http.StateNew {
 					p.conns.Store(c, struct{}{})

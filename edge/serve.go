@@ -32,6 +32,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.active.Add(-1)
 		x.finish(recover())
 	}()
+	if r.ProtoMajor == 1 && r.ContentLength != 0 {
+		// The answer may come while the client is still sending.
+		_ = http.NewResponseController(w).EnableFullDuplex()
+	}
 	switch r.URL.Path {
 	case "/livez", "/readyz":
 		x.outcome = "own"
@@ -107,10 +111,6 @@ func (x *exchange) proxy() {
 		forward.CleanRequest(r.Trailer)
 		x.body = forward.NewBody(src, limit, x.s.budget, func() { forward.CleanRequest(r.Trailer) })
 		defer x.body.Close()
-		if r.ProtoMajor == 1 {
-			// The cell may answer while the client is still sending.
-			_ = http.NewResponseController(x.rec.w).EnableFullDuplex()
-		}
 	}
 	rp := httputil.ReverseProxy{
 		Rewrite: x.rewrite, Transport: x, ErrorHandler: x.failed, BufferPool: copyBuffers, FlushInterval: -1,

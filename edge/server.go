@@ -234,7 +234,7 @@ func (s *Server) httpServer(h http.Handler, base context.Context) *http.Server {
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler: h, Protocols: protocols,
+		Handler: h, Protocols: protocols, DisableGeneralOptionsHandler: true,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: 1000, MaxReceiveBufferPerStream: 1 << 20, MaxReceiveBufferPerConnection: 2 << 20,
 			SendPingTimeout: time.Minute, PingTimeout: 15 * time.Second, WriteByteTimeout: time.Minute,
