@@ -211,6 +211,11 @@ func (t *FileTable) CompareAndSet(ctx context.Context, old Revision, next Tenant
 		return TenantRoute{}, ErrClosed
 	}
 	defer func() { <-t.write }()
+	select {
+	case <-t.done: // both were ready
+		return TenantRoute{}, ErrClosed
+	default:
+	}
 	unlock, err := t.takeLock(ctx)
 	if err != nil {
 		return TenantRoute{}, err

@@ -258,7 +258,11 @@ func watchCompacted(tb TB, h Harness) {
 	h.Compact(tb, f.table)
 	f.compacted(0)
 	f.compacted(first.Revision)
-	if _, err := behind.next(); !errors.Is(err, cells.ErrCompacted) {
+	// A watch that was left behind may have fetched the changes already; it may not
+	// pass over them.
+	if err := behind.until(second.Revision); err == nil {
+		f.sameView("a watch that was left behind", behind.rows)
+	} else if !errors.Is(err, cells.ErrCompacted) {
 		f.Fatalf("a watch that was left behind: %v, want ErrCompacted", err)
 	}
 	p := f.list(cells.ListOptions{})
