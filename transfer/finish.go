@@ -63,6 +63,9 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 	if err := r.stop(); err != nil {
 		return "", err
 	}
+	if err := v.o.fault("applied"); err != nil {
+		return "", err
+	}
 	progress(cells.Progress{Phase: "verify"})
 	if err := fill(ctx, r.imp, o.view); err != nil {
 		return "", err

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -66,10 +67,10 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	cfg.Path = abs
 	s := &Store{cfg: cfg, tables: append(append([]guard.Table(nil), cfg.Tables...), cfg.Keeper.MovedTables()...), wake: make(chan struct{})}
-	if s.write, err = sql.Open("sqlite", dsn(abs, "immediate", "synchronous(FULL)", "foreign_keys(0)")); err != nil {
+	if s.write, err = sql.Open("sqlite", dsn(abs, "immediate", "busy_timeout(3)", "synchronous(FULL)", "foreign_keys(0)")); err != nil {
 		return nil, err
 	}
-	if s.read, err = sql.Open("sqlite", dsn(abs, "deferred", "query_only(1)")); err != nil {
+	if s.read, err = sql.Open("sqlite", dsn(abs, "deferred", "busy_timeout(5000)", "query_only(1)")); err != nil {
 		return nil, errors.Join(err, s.write.Close())
 	}
 	if err := s.install(ctx); err != nil {
@@ -80,7 +81,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 func dsn(path, lock string, pragmas ...string) string {
 	q := url.Values{"_txlock": {lock}}
-	for _, p := range append([]string{"busy_timeout(5000)", "journal_mode(WAL)"}, pragmas...) {
+	for _, p := range pragmas {
 		q.Add("_pragma", p)
 	}
 	return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String()
@@ -110,17 +111,52 @@ CREATE TABLE IF NOT EXISTS cell_transfer_touched (
 ) WITHOUT ROWID;`
 
 func (s *Store) install(ctx context.Context) error {
+	var mode string
+	if err := s.begin(ctx, func() error { return s.write.QueryRowContext(ctx, "PRAGMA journal_mode = WAL").Scan(&mode) }); err != nil {
+		return err
+	}
+	if mode != "wal" {
+		return fmt.Errorf("%w: transfer/sqlite: %s is in journal mode %s, not WAL: readers would hold up writers", cells.ErrInvalid, s.cfg.Path, mode)
+	}
+	var there bool
+	err := s.reading(ctx, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'cell_transfer_touched')").Scan(&there)
+	})
+	if err != nil || there {
+		return err
+	}
 	return s.tx(ctx, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, schema)
 		return err
 	})
 }
 
+// lockPatience bounds the wait for the write lock.
+const lockPatience = 10 * time.Second
+
+// begin repeats f while the database is busy. SQLite's own waiters sleep longer
+// and longer, and lose against a service that writes all the time; this one asks
+// about every millisecond.
+func (s *Store) begin(ctx context.Context, f func() error) error {
+	deadline := time.Now().Add(lockPatience)
+	for {
+		err := f()
+		var e *sqlite.Error
+		if !errors.As(err, &e) || e.Code()&0xff != sqlite3.SQLITE_BUSY || time.Now().After(deadline) {
+			return translate(err)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // tx runs f in one write transaction.
 func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
-	tx, err := s.write.BeginTx(ctx, nil)
+	var tx *sql.Tx
+	err := s.begin(ctx, func() (err error) { tx, err = s.write.BeginTx(ctx, nil); return err })
 	if err != nil {
-		return translate(err)
+		return err
 	}
 	if err := f(tx); err != nil {
 		_ = tx.Rollback()

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfertest
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+// mutant is a store that is broken in one way.
+type mutant struct {
+	name  string
+	h     func(Harness) Harness
+	tests []string // one of these must fail
+}
+
+// Mutants runs the suite against stores that are broken on purpose; the test
+// fails if the suite passes one of them.
+func Mutants(t *testing.T, h Harness) {
+	sinkOf := func(wrap func(transfer.Import) transfer.Import) func(Harness) Harness {
+		return func(h Harness) Harness {
+			h.sink = func(s transfer.Sink) transfer.Sink { return brokenSink{s, wrap} }
+			return h
+		}
+	}
+	for _, m := range []mutant{
+		{"drops a batch of the copy", sinkOf(func(i transfer.Import) transfer.Import { return &dropsCopy{Import: i} }), []string{"values"}},
+		{"drops changes", sinkOf(func(i transfer.Import) transfer.Import { return &dropsChanges{Import: i} }), []string{"every kind of change", "under writes"}},
+		{"applies changes out of order", sinkOf(func(i transfer.Import) transfer.Import { return &reorders{Import: i} }), []string{"every kind of change", "under writes"}},
+		{"skips changes before the cut", sinkOf(func(i transfer.Import) transfer.Import { return &skipsAhead{Import: i} }), []string{"every kind of change", "changes between copies"}},
+		{"compares nothing", sinkOf(func(i transfer.Import) transfer.Import { return &blind{Import: i} }), []string{"difference found before the cut", "difference found in the cut"}},
+		{"forgets what changed", sinkOf(func(i transfer.Import) transfer.Import { return &forgets{Import: i} }), []string{"difference found in the cut"}},
+		{"ignores the fence", func(h Harness) Harness { h.cell.IgnoreFence = true; return h }, []string{"late import", "late removal"}},
+		{"removes nothing", func(h Harness) Harness {
+			h.sink = func(s transfer.Sink) transfer.Sink { return removesNothing{s} }
+			return h
+		}, []string{"removal"}},
+		{"never releases", func(h Harness) Harness {
+			h.sink = func(s transfer.Sink) transfer.Sink { return neverSweeps{s} }
+			return h
+		}, []string{"rolled back"}},
+	} {
+		t.Run(m.name, func(t *testing.T) {
+			broken := m.h(h)
+			for _, c := range checks {
+				if !slices.Contains(m.tests, c.name) {
+					continue
+				}
+				if got := record(t, c.name, func(tb TB) { c.f(tb, broken) }); len(got) > 0 {
+					t.Logf("noticed by %q: %.300s", c.name, got[0])
+					return
+				}
+			}
+			t.Errorf("the suite passes a store that %s", m.name)
+		})
+	}
+}
+
+type brokenSink struct {
+	transfer.Sink
+	wrap func(transfer.Import) transfer.Import
+}
+
+func (s brokenSink) Import(ctx context.Context, m cells.MoveRef) (transfer.Import, error) {
+	i, err := s.Sink.Import(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return s.wrap(i), nil
+}
+
+// dropsCopy loses the first batch with more than one row.
+type dropsCopy struct {
+	transfer.Import
+	done bool
+}
+
+func (d *dropsCopy) Copy(ctx context.Context, b transfer.Batch) error {
+	if !d.done && b.Count > 1 {
+		d.done = true
+		b.Data, b.Count = nil, 0
+	}
+	return d.Import.Copy(ctx, b)
+}
+
+// dropsChanges loses every other batch of changes.
+type dropsChanges struct {
+	transfer.Import
+	n atomic.Int64
+}
+
+func (d *dropsChanges) Apply(ctx context.Context, b transfer.Batch) error {
+	if b.Count > 0 && d.n.Add(1)%2 == 1 {
+		b.Table, b.Data, b.Count = "", nil, 0
+	}
+	return d.Import.Apply(ctx, b)
+}
+
+// reorders applies each batch with changes once more, after a later one of its table.
+type reorders struct {
+	transfer.Import
+	held map[string]transfer.Batch
+}
+
+func (r *reorders) Apply(ctx context.Context, b transfer.Batch) error {
+	if b.Count == 0 {
+		return r.Import.Apply(ctx, b)
+	}
+	late, ok := r.held[b.Table]
+	if r.held == nil {
+		r.held = map[string]transfer.Batch{}
+	}
+	r.held[b.Table] = b
+	if !ok {
+		return r.Import.Apply(ctx, b)
+	}
+	late.Upto, late.End = b.Upto, b.End
+	b.End = false
+	if err := r.Import.Apply(ctx, b); err != nil {
+		return err
+	}
+	return r.Import.Apply(ctx, late)
+}
+
+// skipsAhead takes the position of changes without the changes, as an
+// implementation would that reads on from where the source is now.
+type skipsAhead struct{ transfer.Import }
+
+func (s *skipsAhead) Apply(ctx context.Context, b transfer.Batch) error {
+	return s.Import.Apply(ctx, transfer.Batch{Upto: b.Upto, End: b.End})
+}
+
+// blind says that everything is equal.
+type blind struct{ transfer.Import }
+
+func (b *blind) Touched(context.Context) ([]transfer.KeySet, error) { return nil, nil }
+
+func (b *blind) Digests(context.Context, []transfer.KeySet) ([]transfer.Digest, error) {
+	return nil, nil
+}
+
+// forgets compares no key that has changed.
+type forgets struct{ transfer.Import }
+
+func (f *forgets) Touched(context.Context) ([]transfer.KeySet, error) { return nil, nil }
+
+type removesNothing struct{ transfer.Sink }
+
+func (removesNothing) Discard(context.Context, cells.TenantID, cells.Residue, transfer.RemoveOptions) error {
+	return nil
+}
+
+type neverSweeps struct{ transfer.Sink }
+
+func (neverSweeps) Sweep(context.Context) error { return nil }

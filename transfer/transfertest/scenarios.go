@@ -1,0 +1,653 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfertest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+var checks = []check{
+	{name: "values", f: testValues},
+	{name: "empty tenant", f: testEmpty},
+	{name: "under writes", f: testUnderWrites},
+	{name: "every kind of change", f: testChanges},
+	{name: "changes between copies", f: testResumedChanges},
+	{name: "cut off at every point", f: testCutOff},
+	{name: "two drivers", f: testTwoDrivers},
+	{name: "late import", f: testLateImport},
+	{name: "late removal", f: testLateRemoval},
+	{name: "removal", f: testRemoval},
+	{name: "rolled back", f: testRolledBack},
+	{name: "difference found before the cut", f: testDifferenceBefore},
+	{name: "difference found in the cut", f: testDifferenceInCut},
+	{name: "target not empty", f: testNotEmpty},
+	{name: "refused", f: testRefused},
+	{name: "throttled", f: testThrottled},
+	{name: "remote", f: testRemote},
+	{name: "remote process lost", f: testRemoteLost},
+	{name: "moved back", f: testBack},
+	{name: "killed target", f: testKilledTarget, long: true},
+	{name: "big", f: testBig, long: true},
+}
+
+// cut prepares nothing: it closes the source and finishes the move at the target.
+func (w *world) cut(v *transfer.Mover, m cells.MoveRef, src transfer.Source) (string, error) {
+	w.tb.Helper()
+	w.close(m)
+	return v.Finish(w.tb.Context(), m, src, nil)
+}
+
+// moveAll runs a whole move with an agent at each side.
+func (w *world) moveAll(m cells.MoveRef, src transfer.Source) map[string]string {
+	w.tb.Helper()
+	v := w.h.agent(w.tb, w.b)
+	_, err := v.Prepare(w.tb.Context(), m, src, nil)
+	w.must(err)
+	mark, err := w.cut(v, m, src)
+	w.must(err)
+	if mark == "" {
+		w.tb.Fatalf("no mark")
+	}
+	rows := w.same()
+	w.commit(m)
+	w.gone(w.a)
+	return rows
+}
+
+func (w *world) discard(c Cell, r cells.Residue, opts ...transfer.Option) {
+	w.tb.Helper()
+	w.must(w.h.agent(w.tb, c, opts...).Discard(w.tb.Context(), w.tenant, r, nil))
+	if d := w.dump(c); len(d) > 0 {
+		w.tb.Fatalf("%d rows left in %s", len(d), c.ID())
+	}
+}
+
+func testValues(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(200)
+	w.write(func(x Exec) error {
+		for k := range 10 {
+			if err := setBig(x, w.tenant, fmt.Sprintf("k%05d", k), uint64(k)); err != nil {
+				return err
+			}
+		}
+		return x(`INSERT INTO item (tenant, id) VALUES (?1, ?2)`, string(w.tenant), odd[2])
+	})
+	if rows := w.moveAll(w.move("m1"), w.a.Source()); len(rows) < 251 {
+		tb.Fatalf("%d rows moved", len(rows))
+	}
+	w.bystandersUntouched()
+}
+
+func testEmpty(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	m := w.move("m1")
+	if rows := w.moveAll(m, w.a.Source()); len(rows) != 0 {
+		tb.Fatalf("%d rows moved", len(rows))
+	}
+	w.discard(w.a, cells.Residue{Cell: w.a.ID(), Epoch: m.CloseEpoch(), Move: m.ID})
+	w.must(w.b.Sink().Sweep(tb.Context()))
+	w.clean(w.a)
+	w.clean(w.b)
+	w.bystandersUntouched()
+}
+
+func testUnderWrites(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(300)
+	l := w.hammer(4, 40)
+	l.reach(50)
+	v := h.agent(tb, w.b)
+	m := w.move("m1")
+	var seen []cells.Progress
+	p, err := v.Prepare(tb.Context(), m, w.a.Source(), func(p cells.Progress) { seen = append(seen, p) })
+	w.must(err)
+	if p.Pause <= 0 || p.Pause > time.Minute || p.LagChanges < 0 || p.WriteRate <= 0 {
+		tb.Errorf("prediction %+v", p)
+	}
+	phases := map[string]bool{}
+	for _, s := range seen {
+		phases[s.Phase] = true
+		if s.Total > 0 && s.Done > s.Total {
+			tb.Errorf("progress %+v", s)
+		}
+	}
+	if !phases["snapshot"] || !phases["catchup"] || !phases["verify"] {
+		tb.Errorf("progress had phases %v", phases)
+	}
+	l.reach(100)
+	_, err = w.cut(v, m, w.a.Source())
+	w.must(err)
+	l.end()
+	rows := w.same()
+	l.kept(rows)
+	if err := w.a.Write(tb.Context(), w.tenant, base, "", func(x Exec) error { return putItem(x, w.tenant, "late", 1) }); err == nil {
+		tb.Errorf("the source still takes writes")
+	}
+	w.commit(m)
+	w.must(w.b.Write(tb.Context(), w.tenant, m.OpenEpoch(), "", func(x Exec) error { return putItem(x, w.tenant, "after", 1) }))
+	w.discard(w.a, cells.Residue{Cell: w.a.ID(), Epoch: m.CloseEpoch(), Move: m.ID})
+	w.must(w.b.Sink().Sweep(tb.Context()))
+	w.clean(w.a)
+	w.clean(w.b)
+	w.bystandersUntouched()
+}
+
+// changeEverything makes one change of every kind, with ids of its own.
+func changeEverything(x Exec, t cells.TenantID, tag string) error {
+	id := func(s string) string { return tag + s }
+	steps := []func() error{
+		func() error { return putItem(x, t, id("new"), 7) },
+		func() error { return putPart(x, t, id("new"), 1, "child of new") },
+		func() error { return rekeyItem(x, t, "k00001", id("rekeyed")) },
+		func() error { return rekeyItem(x, t, id("rekeyed"), id("again")) },
+		func() error { return setN(x, t, "big1", int64(len(tag))) },        // its big value is not in the change
+		func() error { return rekeyItem(x, t, "big2", "big2"+tag) },        // nor here, and the key changes
+		func() error { return rekeyItem(x, t, "big2"+tag, "big2") },        // and back
+		func() error { return deleteItem(x, t, "k00004") },                 // a part goes with it
+		func() error { return putItem(x, t, "k00004", 99) },                // and it comes back
+		func() error { return deleteItem(x, t, "k00008") },                 // for good
+		func() error { return setSlot(x, t, "k00010", nil) },               // two items exchange
+		func() error { return setSlot(x, t, "k00011", 10) },                // their slots, which
+		func() error { return setSlot(x, t, "k00010", 11) },                // are unique
+		func() error { return deleteItem(x, t, "k00012") },                 // a slot is given up
+		func() error { return setSlot(x, t, "k00002", int64(12)) },         // and taken by another
+		func() error { return putItem(x, t, "k00012", 12) },                // whose owner returns
+		func() error { return putItem(x, t, id(odd[2]), 2) },               // an odd key
+		func() error { return rekeyItem(x, t, id(odd[2]), id("\\")) },      // becomes another
+		func() error { return setBig(x, t, "k00020", uint64(len(tag)+1)) }, // a value grows
+		func() error {
+			return x(`UPDATE item SET body = NULL, data = NULL, n = NULL WHERE tenant = ?1 AND id = 'k00030'`, string(t))
+		},
+	}
+	for i, s := range steps {
+		if err := s(); err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (w *world) fillForChanges() {
+	w.tb.Helper()
+	w.fill(60)
+	w.write(func(x Exec) error {
+		for _, id := range []string{"big1", "big2"} {
+			if err := putItem(x, w.tenant, id, 1); err != nil {
+				return err
+			}
+			if err := setBig(x, w.tenant, id, 5); err != nil {
+				return err
+			}
+		}
+		for _, n := range []int{10, 11, 12} {
+			if err := setSlot(x, w.tenant, fmt.Sprintf("k%05d", n), n); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// restore brings back what changeEverything needs, so that it can run again.
+func (w *world) restore(tag string) {
+	w.tb.Helper()
+	w.write(func(x Exec) error {
+		for _, f := range []func() error{
+			func() error { return rekeyItem(x, w.tenant, tag+"again", "k00001") },
+			func() error { return setSlot(x, w.tenant, "k00002", nil) },
+			func() error { return setSlot(x, w.tenant, "k00010", nil) },
+			func() error { return setSlot(x, w.tenant, "k00011", 11) },
+			func() error { return setSlot(x, w.tenant, "k00010", 10) },
+			func() error { return setSlot(x, w.tenant, "k00012", 12) },
+		} {
+			if err := f(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// testChanges changes everything at each stage of one move: between the steps
+// before the copy, inside it, and while the move waits for its cut.
+func testChanges(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fillForChanges()
+	m := w.move("m1")
+	points := 0
+	change := func() {
+		tag := fmt.Sprintf("t%d", points)
+		points++
+		w.write(func(x Exec) error { return changeEverything(x, w.tenant, tag) })
+		w.restore(tag)
+	}
+	seen := map[string]bool{}
+	v := h.agent(tb, w.b, transfer.WithFault(func(point string) error {
+		if !seen[point] && point != "final" && point != "applied" && point != "compared" && point != "finished" {
+			seen[point] = true
+			change()
+		}
+		return nil
+	}))
+	_, err := v.Prepare(tb.Context(), m, w.a.Source(), nil)
+	w.must(err)
+	for _, p := range []string{"claimed", "captured", "aligned", "batch", "verified", "prepared"} {
+		if !seen[p] {
+			tb.Errorf("point %s was not passed", p)
+		}
+	}
+	for range 5 {
+		change()
+	}
+	_, err = w.cut(v, m, w.a.Source())
+	w.must(err)
+	w.same()
+	w.bystandersUntouched()
+}
+
+// testResumedChanges changes everything between two pieces of a copy that was cut off
+// in between: what follows is read at a later view.
+func testResumedChanges(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fillForChanges()
+	w.fill(3000)
+	m := w.move("m1")
+	errCut := fmt.Errorf("%w: cut off", cells.ErrInvalid)
+	for n := range 4 {
+		batches := 0
+		v := h.agent(tb, w.b, transfer.WithFault(func(point string) error {
+			if point == "batch" {
+				if batches++; batches > n%2 {
+					return errCut
+				}
+			}
+			return nil
+		}))
+		_, err := v.Prepare(tb.Context(), m, w.a.Source(), nil)
+		if n == 0 {
+			w.wantErr("cut off", err, errCut)
+		}
+		tag := fmt.Sprintf("r%d", n)
+		w.write(func(x Exec) error { return changeEverything(x, w.tenant, tag) })
+		w.restore(tag)
+		// A row that is not copied yet moves to a key that is, with a value that is not in
+		// the change.
+		w.write(func(x Exec) error {
+			if err := putItem(x, w.tenant, "z"+tag, int64(n)); err != nil {
+				return err
+			}
+			return setBig(x, w.tenant, "z"+tag, uint64(n))
+		})
+		w.write(func(x Exec) error { return rekeyItem(x, w.tenant, "z"+tag, "a"+tag) })
+	}
+	v := h.agent(tb, w.b, transfer.WithViewAge(0))
+	_, err := v.Prepare(tb.Context(), m, w.a.Source(), nil)
+	w.must(err)
+	w.write(func(x Exec) error { return rekeyItem(x, w.tenant, "ar0", "zr0") })
+	_, err = w.cut(v, m, w.a.Source())
+	w.must(err)
+	w.same()
+}
+
+// testCutOff cuts a move off at each point that it passes, one after the other,
+// and goes on with a new agent each time, under writes.
+func testCutOff(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(1500)
+	l := w.hammer(2, 20)
+	m := w.move("m1")
+	cutAt := func(n int) (transfer.Option, *int) {
+		at := 0
+		return transfer.WithFault(func(string) error {
+			if at++; at == n {
+				return fmt.Errorf("%w: cut off at point %d", cells.ErrInvalid, n)
+			}
+			return nil
+		}), &at
+	}
+	for n := 1; ; n++ {
+		if n > 60 {
+			tb.Fatalf("still not prepared after %d cuts", n)
+		}
+		o, _ := cutAt(min(n, 4+n%3))
+		_, err := h.agent(tb, w.b, o).Prepare(tb.Context(), m, w.a.Source(), nil)
+		if err == nil {
+			break
+		}
+		w.wantErr("prepare", err, cells.ErrInvalid)
+	}
+	l.reach(20)
+	w.close(m)
+	l.end()
+	for n := 1; ; n++ {
+		o, _ := cutAt(n)
+		_, err := h.agent(tb, w.b, o).Finish(tb.Context(), m, w.a.Source(), nil)
+		if err == nil {
+			break
+		}
+		w.wantErr("finish", err, cells.ErrInvalid)
+	}
+	l.kept(w.same())
+	w.commit(m)
+	r := cells.Residue{Cell: w.a.ID(), Epoch: m.CloseEpoch(), Move: m.ID}
+	for range 5 {
+		ctx, cancel := context.WithCancel(tb.Context())
+		err := h.agent(tb, w.a, transfer.WithRemoveBatch(200)).Discard(ctx, w.tenant, r, func(cells.Progress) { cancel() })
+		if err == nil {
+			tb.Errorf("a removal that was cut off succeeded")
+		}
+		cancel()
+	}
+	w.discard(w.a, r)
+	w.discard(w.a, r)
+	w.clean(w.a)
+	w.bystandersUntouched()
+}
+
+// testTwoDrivers lets two processes of the target carry out each step at once.
+func testTwoDrivers(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(2000)
+	l := w.hammer(2, 20)
+	m := w.move("m1")
+	both := func(step func(v *transfer.Mover) error) {
+		var wg sync.WaitGroup
+		errs := make([]error, 3)
+		for i := range errs {
+			v := h.agent(tb, w.b)
+			wg.Go(func() { errs[i] = step(v) })
+		}
+		wg.Wait()
+		for _, err := range errs {
+			w.must(err)
+		}
+	}
+	both(func(v *transfer.Mover) error {
+		_, err := v.Prepare(tb.Context(), m, w.a.Source(), nil)
+		return err
+	})
+	l.reach(20)
+	w.close(m)
+	l.end()
+	both(func(v *transfer.Mover) error {
+		_, err := v.Finish(tb.Context(), m, w.a.Source(), nil)
+		return err
+	})
+	l.kept(w.same())
+	w.commit(m)
+	r := cells.Residue{Cell: w.a.ID(), Epoch: m.CloseEpoch(), Move: m.ID}
+	var wg sync.WaitGroup
+	errs := make([]error, 2)
+	for i := range errs {
+		v := h.agent(tb, w.a, transfer.WithRemoveBatch(100))
+		wg.Go(func() { errs[i] = v.Discard(tb.Context(), w.tenant, r, nil) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		w.must(err)
+	}
+	w.clean(w.a)
+	w.bystandersUntouched()
+}
+
+// testLateImport: a driver that slept through the cut repeats its import. Once it is
+// the last to have opened the import, which nobody has finished: only the fence stands
+// in its way.
+func testLateImport(tb TB, h Harness) {
+	for _, finished := range []bool{false, true} {
+		w := newWorld(tb, h)
+		w.fill(50)
+		m := w.move("m1")
+		ctx := tb.Context()
+		v := h.agent(tb, w.b, transfer.WithFollow(0))
+		_, err := v.Prepare(ctx, m, w.a.Source(), nil)
+		w.must(err)
+		view, err := w.a.Source().View(ctx, m)
+		w.must(err)
+		var old []transfer.Batch
+		w.must(view.Rows(ctx, "item", nil, func(b transfer.Batch) error { old = append(old, b); return nil }))
+		w.must(view.Close())
+		sleeper, err := w.b.Sink().Import(ctx, m)
+		w.must(err)
+		w.must(sleeper.Unlock(ctx))
+		if finished {
+			_, err = w.cut(v, m, w.a.Source())
+			w.must(err)
+		}
+		w.commit(m)
+		w.must(w.b.Write(ctx, w.tenant, m.OpenEpoch(), "", func(x Exec) error {
+			if err := putItem(x, w.tenant, "k00001", 4242); err != nil {
+				return err
+			}
+			return deleteItem(x, w.tenant, "k00002")
+		}))
+		want := w.dump(w.b)
+		for _, b := range old {
+			if err := sleeper.Copy(ctx, b); err == nil {
+				tb.Errorf("an import was accepted after the fence had passed its epoch")
+			} else {
+				w.wantErr("late copy", err, cells.ErrStaleOrder)
+			}
+		}
+		w.wantErr("late restart", sleeper.Restart(ctx, "0000000000000001", transfer.RemoveOptions{BatchRows: 10}), cells.ErrStaleOrder)
+		w.must(sleeper.Close())
+		_, err = v.Prepare(ctx, m, w.a.Source(), nil)
+		w.wantErr("late prepare", err, cells.ErrStaleOrder)
+		_, err = v.Finish(ctx, m, w.a.Source(), nil)
+		w.wantErr("late finish", err, cells.ErrStaleOrder)
+		w.equal("rows after late imports", want, w.dump(w.b))
+	}
+}
+
+// testLateRemoval: a driver that slept repeats a removal in a cell that the tenant has come back to.
+func testLateRemoval(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(50)
+	m := w.move("m1")
+	w.moveAll(m, w.a.Source())
+	r := cells.Residue{Cell: w.a.ID(), Epoch: m.CloseEpoch(), Move: m.ID}
+	v := h.agent(tb, w.a)
+	// While the rows are removed, in the middle, the tenant returns with a higher epoch.
+	back := cells.FenceOrder{Cell: w.a.ID(), Tenant: w.tenant, Epoch: m.OpenEpoch() + 2, Floor: m.OpenEpoch() + 2}
+	reopened := false
+	err := h.agent(tb, w.a, transfer.WithRemoveBatch(7)).Discard(tb.Context(), w.tenant, r, func(p cells.Progress) {
+		if !reopened && p.Done > 20 {
+			reopened = true
+			w.must(w.a.Keeper().OpenFence(tb.Context(), back))
+		}
+	})
+	if !reopened {
+		tb.Fatalf("the removal ended before the tenant returned: %v", err)
+	}
+	w.wantErr("removal overtaken in the middle", err, cells.ErrStaleOrder)
+	want := w.dump(w.a)
+	if len(want) == 0 {
+		tb.Fatalf("everything was removed")
+	}
+	w.wantErr("late removal", v.Discard(tb.Context(), w.tenant, r, nil), cells.ErrStaleOrder)
+	w.equal("rows after a late removal", want, w.dump(w.a))
+}
+
+func testRemoval(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(3000)
+	m := w.move("m1")
+	w.moveAll(m, w.a.Source())
+	r := cells.Residue{Cell: w.a.ID(), Epoch: m.CloseEpoch(), Move: m.ID}
+	var last int64
+	steps := 0
+	err := h.agent(tb, w.a, transfer.WithRemoveBatch(500)).Discard(tb.Context(), w.tenant, r, func(p cells.Progress) {
+		if p.Phase != "remove" || p.Done < last || p.Done-last > 500 {
+			tb.Errorf("progress %+v after %d", p, last)
+		}
+		last = p.Done
+		steps++
+	})
+	w.must(err)
+	if steps < 6 || last < 3000 {
+		tb.Errorf("%d rows in %d steps", last, steps)
+	}
+	if d := w.dump(w.a); len(d) > 0 {
+		tb.Fatalf("%d rows left", len(d))
+	}
+	w.discard(w.a, r)
+	w.clean(w.a)
+	if d := w.dump(w.b); len(d) < 3000 {
+		tb.Errorf("%d rows at the target", len(d))
+	}
+	w.bystandersUntouched()
+}
+
+// testRolledBack: the source reopens at a higher epoch, the target's rows go.
+func testRolledBack(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(500)
+	m := w.move("m1")
+	v := h.agent(tb, w.b)
+	_, err := v.Prepare(tb.Context(), m, w.a.Source(), nil)
+	w.must(err)
+	w.must(w.a.Sink().Sweep(tb.Context()))
+	if left, err := w.a.Leftovers(tb.Context()); err != nil || len(left) == 0 {
+		tb.Fatalf("a sweep ended a live capture: %v, %v", left, err)
+	}
+	w.close(m)
+	before := w.dump(w.a)
+	w.must(w.a.Keeper().OpenFence(tb.Context(), cells.FenceOrder{Cell: m.Source, Tenant: m.Tenant, Epoch: m.OpenEpoch(), Floor: m.OpenEpoch(), Move: m.ID}))
+	if _, err := v.Finish(tb.Context(), m, w.a.Source(), nil); err == nil {
+		tb.Errorf("a move was finished after its rollback")
+	}
+	r := cells.Residue{Cell: w.b.ID(), Epoch: m.OpenEpoch(), Move: m.ID}
+	w.must(v.Discard(tb.Context(), w.tenant, r, nil))
+	if d := w.dump(w.b); len(d) > 0 {
+		tb.Fatalf("%d rows left at the target", len(d))
+	}
+	w.clean(w.b)
+	w.must(h.agent(tb, w.a).Sweep(tb.Context()))
+	w.clean(w.a)
+	w.equal("rows at the source", before, w.dump(w.a))
+	_, err = v.Prepare(tb.Context(), m, w.a.Source(), nil)
+	w.wantErr("prepare of the move that was rolled back", err, cells.ErrStaleOrder)
+	// The next attempt is another move.
+	next := m
+	next.ID, next.Base = "m2", m.OpenEpoch()
+	_, err = v.Prepare(tb.Context(), next, w.a.Source(), nil)
+	w.must(err)
+	_, err = w.cut(v, next, w.a.Source())
+	w.must(err)
+	w.same()
+	w.bystandersUntouched()
+}
+
+func testNotEmpty(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(20)
+	w.open(w.b, w.tenant, 1)
+	w.must(w.b.Write(tb.Context(), w.tenant, 1, "", func(x Exec) error { return putItem(x, w.tenant, "foreign", 1) }))
+	want := w.dump(w.b)
+	m := w.move("m1")
+	ctx := tb.Context()
+	v := h.agent(tb, w.b)
+	_, err := v.Prepare(ctx, m, w.a.Source(), nil)
+	w.wantErr("prepare", err, cells.ErrInvalid)
+	_, err = w.b.Sink().Import(ctx, m)
+	w.wantErr("import", err, cells.ErrInvalid)
+	src, err := w.a.Source().Survey(ctx, w.tenant)
+	w.must(err)
+	dst, err := v.Survey(ctx, w.tenant)
+	w.must(err)
+	p := transfer.Compare(m, src, dst)
+	if !p.Blocked() || !slices.ContainsFunc(p.Findings, func(f cells.Finding) bool { return f.Code == transfer.FindNotEmpty && f.Table == "item" && f.Fix != "" }) {
+		tb.Errorf("preflight %+v", p)
+	}
+	// The driver rolls back; the removal must not take rows that the move has not brought.
+	err = v.Discard(ctx, w.tenant, cells.Residue{Cell: w.b.ID(), Epoch: m.OpenEpoch(), Move: m.ID}, nil)
+	w.wantErr("discard", err, cells.ErrInvalid)
+	w.equal("foreign rows", want, w.dump(w.b))
+}
+
+func testRefused(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(20)
+	m := w.move("m1")
+	ctx := tb.Context()
+	v := h.agent(tb, w.b)
+	_, err := v.Finish(ctx, m, w.a.Source(), nil)
+	w.wantErr("finish of a move that is not prepared", err, cells.ErrNotApplicable)
+	_, err = v.Prepare(ctx, m, w.a.Source(), nil)
+	w.must(err)
+	_, err = v.Finish(ctx, m, w.a.Source(), nil)
+	w.wantErr("finish while the source is open", err, cells.ErrNotApplicable)
+	other := m
+	other.ID = "m9"
+	w.close(other)
+	_, err = v.Finish(ctx, m, w.a.Source(), nil)
+	w.wantErr("finish while another move has closed the source", err, cells.ErrNotApplicable)
+	bad := m
+	bad.Target = bad.Source
+	_, err = v.Prepare(ctx, bad, w.a.Source(), nil)
+	w.wantErr("move to itself", err, cells.ErrInvalid)
+	_, err = v.Prepare(ctx, cells.MoveRef{}, w.a.Source(), nil)
+	w.wantErr("empty move", err, cells.ErrInvalid)
+}
+
+func testThrottled(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(1200)
+	v := h.agent(tb, w.b)
+	start := time.Now()
+	_, err := v.Prepare(transfer.ContextWithRate(tb.Context(), 3000), w.move("m1"), w.a.Source(), nil)
+	w.must(err)
+	if d := time.Since(start); d < 300*time.Millisecond {
+		tb.Errorf("1500 rows at 3000 a second took %v", d)
+	}
+}
+
+// testBack moves a tenant away and back, several times, with all cleaned up.
+func testBack(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(300)
+	from, to := w.a, w.b
+	e := base
+	for n := range 4 {
+		m := cells.MoveRef{ID: cells.MoveID(fmt.Sprintf("m%d", n)), Tenant: w.tenant, Source: from.ID(), Target: to.ID(), Base: e}
+		w.a, w.b = from, to
+		rows := w.moveAll(m, from.Source())
+		if len(rows) < 300+n {
+			tb.Fatalf("%d rows after move %d", len(rows), n)
+		}
+		e = m.OpenEpoch()
+		w.must(to.Write(tb.Context(), w.tenant, e, "", func(x Exec) error { return putItem(x, w.tenant, fmt.Sprintf("move%d", n), 1) }))
+		w.discard(from, cells.Residue{Cell: from.ID(), Epoch: m.CloseEpoch(), Move: m.ID})
+		w.must(to.Sink().Sweep(tb.Context()))
+		w.clean(from)
+		w.clean(to)
+		from, to = to, from
+	}
+	w.bystandersUntouched()
+}
+
+func testBig(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(50_000)
+	l := w.hammer(2, 30)
+	m := w.move("m1")
+	v := h.agent(tb, w.b)
+	_, err := v.Prepare(tb.Context(), m, w.a.Source(), nil)
+	w.must(err)
+	l.reach(50)
+	start := time.Now()
+	_, err = w.cut(v, m, w.a.Source())
+	w.must(err)
+	tb.Logf("the cut of 62500 rows took %v", time.Since(start))
+	l.end()
+	l.kept(w.same())
+	w.bystandersUntouched()
+}
