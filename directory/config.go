@@ -12,7 +12,6 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
-	"github.com/cloister-dev/cloister/member"
 )
 
 // Agents carries out the steps of moves in the cells. [member.AgentClient] does it
@@ -74,6 +73,8 @@ type Config struct {
 	// directory takes the move; default 5 s.
 	SweepEvery time.Duration
 	TakeOver   time.Duration
+	// RowsPerSecond throttles copies and removals; 0 is unlimited.
+	RowsPerSecond int
 	// Budget is each tenant's unavailability allowance; nil keeps no budgets.
 	Budget *cells.BudgetMeter
 
@@ -89,7 +90,8 @@ type Config struct {
 	// StepHook is called after each persisted step of each move, after it was noted;
 	// an error ends this process's part in the move until the sweeper resumes it.
 	StepHook func(context.Context, cells.StepEvent) error
-	// Trace, if set, receives one JSON line for each step; see [cells.TraceWriter].
+	// Trace, if set, receives one JSON line ([cells.StepEvent]) for each step that this
+	// process makes. Writes are not concurrent.
 	Trace io.Writer
 
 	// Logger; default discards.
@@ -140,6 +142,3 @@ func (c *Config) normalize() error {
 	}
 	return nil
 }
-
-// Locate returns the live processes of a cell, ready ones first.
-type Locate func(cells.CellID) []member.Heartbeat

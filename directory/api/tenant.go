@@ -19,6 +19,10 @@ type PlacementRequest struct {
 	// each request a new operation.
 	OperationID string `json:"operation_id,omitempty"`
 	Actor       string `json:"actor,omitempty"`
+	// New says that nobody has ever served the tenant, the default cell included.
+	// Otherwise the directory asks the default cell before it places the tenant
+	// elsewhere. If it is wrong, what the default cell has written is left behind.
+	New bool `json:"new,omitempty"`
 }
 
 // Normalize fills defaults and reports what is malformed; the error wraps

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+)
+
+var (
+	errHalted  = errors.New("directory: halted at a step")
+	errAskBack = errors.New("directory: a rollback was asked for")
+)
+
+// executor drives moves. The route of a tenant says how far its move is; a record
+// says who drives it and tells people about it.
+type executor struct {
+	s      *Server
+	agents Agents // nil: stateless cells without a channel
+	slots  chan struct{}
+	sweeps chan struct{} // bounds removals
+
+	mu      sync.Mutex
+	running map[cells.MoveID]*tracker // guarded by mu
+	tending map[cells.TenantID]bool   // guarded by mu; routes without a record that are being resumed
+
+	tracing sync.Mutex // held while a line of the trace is written
+
+	sweeper sweeperState
+}
+
+func newExecutor(s *Server) *executor {
+	return &executor{
+		s: s, agents: newAgents(s), slots: make(chan struct{}, s.cfg.Moves), sweeps: make(chan struct{}, s.cfg.Moves),
+		running: map[cells.MoveID]*tracker{}, tending: map[cells.TenantID]bool{}, sweeper: newSweeperState(),
+	}
+}
+
+func (e *executor) controller() *cells.MoveController { return e.controllerOn(e.s.table) }
+
+// controllerOn makes a controller for one operation: it costs nothing and follows
+// the present default cell.
+func (e *executor) controllerOn(table cells.RoutingTable) *cells.MoveController {
+	cfg := &e.s.cfg
+	opts := []cells.ControllerOption{
+		cells.WithDrainDeadline(cfg.DrainDeadline), cells.WithMaxPause(cfg.MaxPause), cells.WithFallbackCell(e.s.fleet.defaultCell()),
+		cells.WithObserver(e.observe), cells.WithStepHook(e.hook), cells.WithControllerLogger(e.s.log), cells.WithoutReclaim(),
+	}
+	if cfg.Budget != nil {
+		opts = append(opts, cells.WithBudgetMeter(cfg.Budget))
+	}
+	if e.agents != nil {
+		opts = append(opts, cells.WithDrainer(e.agents))
+		if !cfg.Stateless {
+			opts = append(opts, cells.WithFencer(e.agents), cells.WithEventBarrier(e.agents), cells.WithDataMover(e.agents))
+		}
+	}
+	return cells.NewMoveController(table, opts...)
+}
+
+// holds asks a cell whether it has rows of the tenant.
+func (e *executor) holds(ctx context.Context, cell cells.CellID, tenant cells.TenantID) (bool, error) {
+	if e.agents == nil || e.s.cfg.Stateless {
+		return false, nil
+	}
+	return holds(ctx, e.agents, cell, tenant)
+}
+
+func (e *executor) tracker(id cells.MoveID) *tracker {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.running[id]
+}
+
+// current returns the record as this process knows it, if it drives the move.
+func (e *executor) current(m api.Move) api.Move {
+	if t := e.tracker(m.ID); t != nil {
+		return t.snapshot()
+	}
+	return m
+}
+
+// observe is told of progress and failures.
+func (e *executor) observe(ev cells.StepEvent) {
+	t := e.tracker(ev.Move.ID)
+	if t == nil {
+		return
+	}
+	switch {
+	case ev.Progress != nil:
+		t.noteProgress(*ev.Progress)
+	case ev.Err != nil:
+		t.noteError(fmt.Errorf("%s: %w", ev.Step, ev.Err))
+	}
+}
+
+// hook runs after each step, persisted.
+func (e *executor) hook(ctx context.Context, ev cells.StepEvent) error {
+	t := e.tracker(ev.Move.ID)
+	if t != nil {
+		t.noteStep(ev)
+	}
+	e.s.metrics.step(ev)
+	e.trace(ev)
+	if halt := e.s.cfg.HaltAt; halt != "" && halt == string(ev.Step) {
+		if t != nil {
+			_ = t.flushAll(e.s.ctx) // fails only when the server closes
+		}
+		e.s.log.Error("halted for ever, as configured", "step", ev.Step, "tenant", ev.Tenant, "move", ev.Move.ID)
+		<-e.s.ctx.Done()
+		return errHalted
+	}
+	if t != nil && (ev.Step == cells.StepPreflight || ev.Step == cells.StepBegin) && t.snapshot().Cancel {
+		return errAskBack
+	}
+	if e.s.cfg.StepHook != nil {
+		if err := e.s.cfg.StepHook(ctx, ev); err != nil {
+			return &hookError{err}
+		}
+	}
+	return nil
+}
+
+// trace appends a line for the step.
+func (e *executor) trace(ev cells.StepEvent) {
+	if e.s.cfg.Trace == nil {
+		return
+	}
+	e.tracing.Lock()
+	defer e.tracing.Unlock()
+	if _, err := e.s.cfg.Trace.Write(append(detail(ev), '\n')); err != nil {
+		e.s.log.Warn("trace not written", "err", err)
+	}
+}
+
+// start drives a move that this process is the driver of; again is no harm.
+func (e *executor) start(rec api.Move) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.running[rec.ID] != nil || e.s.ctx.Err() != nil {
+		return
+	}
+	t := newTracker(e.s.store, rec, e.s.instance)
+	e.running[rec.ID] = t
+	e.s.wg.Go(func() { e.drive(t) })
+}
+
+func (e *executor) drive(t *tracker) {
+	ctx := e.s.ctx
+	writing, end := context.WithCancel(ctx)
+	var writer sync.WaitGroup
+	writer.Go(func() { t.run(writing) })
+	defer func() {
+		if err := t.flushAll(ctx); err != nil && ctx.Err() == nil {
+			e.s.log.Warn("record not written", "move", t.id, "err", err)
+		}
+		end()
+		writer.Wait()
+		e.mu.Lock()
+		delete(e.running, t.id)
+		e.mu.Unlock()
+		t.changed.wake()
+	}()
+	if t.snapshot().State.Active() && !e.move(ctx, t) {
+		return
+	}
+	if m := t.snapshot(); !m.State.Final() || len(m.Residue) > 0 {
+		e.clean(ctx, t)
+	}
+}
+
+// move drives the move until it is decided and served, and reports whether it is.
+func (e *executor) move(ctx context.Context, t *tracker) bool {
+	release, ok := e.slot(ctx, t)
+	if !ok {
+		return false
+	}
+	defer release()
+	wait := 50 * time.Millisecond
+	for ctx.Err() == nil {
+		done, err := e.round(ctx, t)
+		if done {
+			return true
+		}
+		if errors.Is(err, errStopped) {
+			return false
+		}
+		if err == nil {
+			wait = 50 * time.Millisecond
+			continue
+		}
+		e.s.log.Warn("move not finished; going on", "move", t.id, "tenant", t.snapshot().Tenant, "err", err, "in", wait)
+		if !sleep(ctx, wait) {
+			return false
+		}
+		wait = min(2*wait, 5*time.Second)
+	}
+	return false
+}
+
+// slot waits for the move's turn. A move that is past its cut never waits, and
+// one that is given up before its turn needs none.
+func (e *executor) slot(ctx context.Context, t *tracker) (release func(), ok bool) {
+	none := func() {}
+	for {
+		m := t.snapshot()
+		if m.State != api.MovePreparing || m.Cancel {
+			return none, true
+		}
+		if row, err := e.s.table.Get(ctx, m.Tenant); err == nil && row.MoveID == t.id && row.Moving() {
+			return none, true
+		}
+		changed := t.changed.next()
+		select {
+		case e.slots <- struct{}{}:
+			return func() { <-e.slots }, true
+		case <-changed:
+		case <-ctx.Done():
+			return none, false
+		}
+	}
+}
+
+// errStopped: a step hook ended this process's part; the sweeper goes on later.
+var errStopped = errors.New("directory: stopped by a step hook")
+
+// round looks at the route, does what it asks for, and reports whether the move is
+// over. An error asks for another round, later.
+func (e *executor) round(ctx context.Context, t *tracker) (done bool, _ error) {
+	m := t.snapshot()
+	row, err := e.s.table.Get(ctx, m.Tenant)
+	if err != nil && !errors.Is(err, cells.ErrNotFound) {
+		return false, err
+	}
+	switch {
+	case row.MoveID == m.ID:
+	case over(&m, &row):
+		state, reason := outcome(&m, &row)
+		return true, e.conclude(ctx, t, state, &row, &cells.MoveResult{}, reason)
+	case m.Cancel:
+		return true, e.conclude(ctx, t, api.MoveRolledBack, &row, &cells.MoveResult{}, orDefault(m.Reason, "given up before it began"))
+	default:
+		if m, err = e.began(ctx, t, &row); err != nil || m.Cancel {
+			return false, err
+		}
+	}
+	res, err := e.act(ctx, t, &m, &row)
+	var refused error
+	switch {
+	case ctx.Err() != nil:
+		return false, context.Cause(ctx)
+	case err == nil:
+		return true, e.conclude(ctx, t, api.MoveDone, &res.Route, &res, "")
+	case errors.Is(err, cells.ErrRolledBack):
+		return true, e.conclude(ctx, t, api.MoveRolledBack, &res.Route, &res, orDefault(res.Reason, err.Error()))
+	case errors.Is(err, errAskBack):
+		return false, nil
+	case errors.Is(err, errHalted), stopped(err):
+		return false, errStopped
+	default:
+		refused = err
+	}
+	// Was anything begun? Only the route knows.
+	row, err = e.s.table.Get(ctx, m.Tenant)
+	if err != nil && !errors.Is(err, cells.ErrNotFound) {
+		return false, errors.Join(refused, err)
+	}
+	m = t.snapshot()
+	if row.MoveID == m.ID || over(&m, &row) || m.Cancel {
+		t.noteError(refused)
+		return false, refused
+	}
+	return true, e.conclude(ctx, t, api.MoveRefused, &row, &res, refused.Error())
+}
+
+// hookError carries the error of the configured step hook.
+type hookError struct{ err error }
+
+func (h *hookError) Error() string { return h.err.Error() }
+func (h *hookError) Unwrap() error { return h.err }
+
+func stopped(err error) bool {
+	var h *hookError
+	return errors.As(err, &h)
+}
+
+// act runs, resumes or rolls back, under a context that a rollback request ends.
+func (e *executor) act(ctx context.Context, t *tracker, m *api.Move, row *cells.TenantRoute) (cells.MoveResult, error) {
+	ctrl := e.controller()
+	if row.MoveID == m.ID && m.Cancel && (row.State != cells.StateCommitting) {
+		err := ctrl.Rollback(ctx, m.Tenant, orDefault(m.Reason, "asked for"))
+		if err != nil {
+			return cells.MoveResult{}, err
+		}
+		return cells.MoveResult{}, errAskBack // the next round reads the outcome
+	}
+	driving, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	t.mu.Lock()
+	t.stop = stop
+	asked := t.rec.Cancel && row.State != cells.StateCommitting
+	t.mu.Unlock()
+	if asked {
+		return cells.MoveResult{}, errAskBack
+	}
+	var res cells.MoveResult
+	var err error
+	if row.MoveID == m.ID {
+		res, err = ctrl.Resume(driving, m.Tenant)
+	} else {
+		res, err = ctrl.Run(driving, cells.MovePlan{
+			TenantID: m.Tenant, FromCell: m.From, ToCell: m.To, MoveID: m.ID, Actor: m.Actor, Force: m.Force})
+	}
+	if err != nil && ctx.Err() == nil && errors.Is(context.Cause(driving), errAskBack) {
+		return res, errAskBack
+	}
+	return res, err
+}
+
+// began notes, before anything is begun, the epoch that it begins from: it is how
+// the outcome is recognised in the route later.
+func (e *executor) began(ctx context.Context, t *tracker, row *cells.TenantRoute) (api.Move, error) {
+	now, base := time.Now().UTC(), row.Epoch
+	t.apply(func(m *api.Move) {
+		if m.StartedAt.IsZero() {
+			m.StartedAt, m.Step = now, "started"
+		}
+		m.Base, m.UpdatedAt = base, now
+	})
+	err := t.flush(ctx)
+	return t.snapshot(), err
+}
+
+// over reports whether the move has been through its cut: the route's epoch has
+// passed the ones that belong to the move.
+func over(m *api.Move, row *cells.TenantRoute) bool {
+	return !m.StartedAt.IsZero() && m.Base > 0 && row.MoveID != m.ID && row.Epoch >= m.Base+2 && begun(m, row)
+}
+
+// begun reports whether there is a sign that the move was written: a step of it,
+// or the epoch that its decision leaves.
+func begun(m *api.Move, row *cells.TenantRoute) bool {
+	for _, s := range m.Steps {
+		if cells.Step(s.Step) == cells.StepBegin {
+			return true
+		}
+	}
+	for _, r := range row.Residue {
+		if r.Move == m.ID {
+			return true
+		}
+	}
+	return row.Epoch == m.Base+2 && (row.CellID == m.To || row.CellID == m.From)
+}
+
+// outcome reads from the route how a move ended that others have finished.
+func outcome(m *api.Move, row *cells.TenantRoute) (api.MoveState, string) {
+	committed := m.State == api.MoveCommitted
+	for _, r := range row.Residue {
+		if r.Move == m.ID {
+			committed = r.Cell == m.From
+		}
+	}
+	if row.Epoch == m.Base+2 {
+		committed = row.CellID == m.To
+	}
+	if committed {
+		return api.MoveDone, ""
+	}
+	return api.MoveRolledBack, orDefault(row.Reason, "another driver finished it")
+}
+
+// conclude records the outcome, after the ledger has it: the place that the move
+// holds in its target must be counted without a break.
+func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState, row *cells.TenantRoute, res *cells.MoveResult, reason string) error {
+	if row.State != 0 {
+		wait := 20 * time.Millisecond
+		for {
+			err := e.s.settle(ctx, *row)
+			if err == nil {
+				break
+			}
+			e.s.log.Warn("ledger not settled", "move", t.id, "err", err)
+			if !sleep(ctx, wait) {
+				return err
+			}
+			wait = min(2*wait, 2*time.Second)
+		}
+	}
+	t.concluded(state, row, res, reason)
+	e.s.metrics.concluded(t.snapshot())
+	return t.flushAll(ctx)
+}
+
+func orDefault(s, def string) string {
+	if s == "" {
+		return def
+	}
+	return s
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+)
+
+const (
+	// requestTimeout bounds what a call waits for stores and cells.
+	requestTimeout = 30 * time.Second
+	// lineTimeout bounds the writing of one line of a stream to a slow reader.
+	lineTimeout = 10 * time.Second
+)
+
+// caller is who made a request, for the audit.
+type caller struct {
+	peer, actor, request string
+}
+
+func (c caller) audit(action string) api.AuditEntry {
+	return api.AuditEntry{At: time.Now().UTC(), Peer: c.peer, Actor: c.actor, RequestID: c.request, Action: action}
+}
+
+func detail(v any) json.RawMessage {
+	b, err := json.Marshal(v)
+	if err != nil { // maps of strings and our own structs always marshal
+		return nil
+	}
+	return b
+}
+
+type callerKey struct{}
+
+func callerOf(ctx context.Context) caller {
+	c, _ := ctx.Value(callerKey{}).(caller)
+	return c
+}
+
+// as returns the caller acting for the actor that the request names.
+func (c caller) as(actor string) caller {
+	c.actor = actor
+	return c
+}
+
+// endpoint is a handler that returns what to answer: a value with its status, or
+// an error. A nil value without an error means that it has answered itself.
+type endpoint func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)
+
+// serve runs an endpoint for a peer, under a time limit unless it streams.
+func (s *Server) serve(peer func(*http.Request) string, h endpoint) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get(api.HeaderRequestID)
+		if cells.MoveID(id).Validate() != nil {
+			id = "rq-" + rand.Text()
+		}
+		w.Header().Set(api.HeaderRequestID, id)
+		ctx := context.WithValue(r.Context(), callerKey{}, caller{peer: peer(r), actor: peer(r), request: id})
+		if r.URL.Query().Get("watch") == "" {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, requestTimeout)
+			defer cancel()
+		}
+		status, body, err := h(w, r.WithContext(ctx))
+		switch {
+		case err != nil:
+			s.refuse(w, r, id, err)
+		case body != nil:
+			writeJSON(w, status, body)
+		}
+	})
+}
+
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, id string, err error) {
+	a := answerOf(err)
+	s.metrics.refused(a.Code)
+	if a.Code == cells.CodeBackendUnavailable || a.Code.HTTPStatus() == http.StatusInternalServerError {
+		s.log.Warn("request failed", "method", r.Method, "path", r.URL.Path, "request", id, "err", err)
+	}
+	cells.WriteProblem(w, r, a)
+}
+
+// answerOf turns an error into an answer of the closed list.
+func answerOf(err error) *cells.Answer {
+	if a := cells.AnswerOf(err); a != nil {
+		return a
+	}
+	give := func(c cells.Code) *cells.Answer { return &cells.Answer{Code: c, Detail: err.Error(), Err: err} }
+	switch {
+	case errors.Is(err, ErrCellClosed):
+		a := give(cells.CodeCellClosed)
+		a.RetryAfter = time.Minute
+		return a
+	case errors.Is(err, ErrNoCell):
+		return give(cells.CodeNoCell)
+	case errors.Is(err, ErrOperationReused), errors.Is(err, ErrMoveActive), errors.Is(err, cells.ErrConflict),
+		errors.Is(err, cells.ErrOtherMove), errors.Is(err, cells.ErrNotApplicable), errors.Is(err, cells.ErrElsewhere):
+		return give(cells.CodeConflict)
+	case errors.Is(err, cells.ErrBudget):
+		return give(cells.CodeBudgetExceeded)
+	case errors.Is(err, cells.ErrNotFound):
+		return give(cells.CodeNotFound)
+	case errors.Is(err, cells.ErrInvalid):
+		return give(cells.CodeBadRequest)
+	}
+	// The store, the table or a cell could not be reached, or something that nobody
+	// expected: the detail stays in the log.
+	return &cells.Answer{Code: cells.CodeBackendUnavailable, Err: err, RetryAfter: time.Second,
+		Detail: "the change, if one was asked for, may have been made"}
+}
+
+func bad(format string, args ...any) error {
+	return &cells.Answer{Code: cells.CodeBadRequest, Detail: fmt.Sprintf(format, args...)}
+}
+
+// readJSON reads exactly one JSON document of at most [api.MaxBody] bytes into v and
+// refuses unknown fields.
+func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
+	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != api.ContentJSON {
+		return bad("the content type must be %s", api.ContentJSON)
+	}
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxBody))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(v)
+	if err == nil {
+		if err = dec.Decode(new(struct{})); errors.Is(err, io.EOF) {
+			return nil
+		} else if err == nil {
+			err = errors.New("more than one document")
+		}
+	}
+	var big *http.MaxBytesError
+	if errors.As(err, &big) {
+		return &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a body has at most %d bytes", api.MaxBody)}
+	}
+	return bad("the body is not the JSON document that this path takes: %v", err)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	body, err := json.Marshal(v)
+	if err != nil { // our own types always marshal
+		http.Error(w, "cannot encode", http.StatusInternalServerError)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", api.ContentJSON)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Length", strconv.Itoa(len(body)+1))
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// query reads the parameters of a request and refuses unknown and repeated ones.
+func query(r *http.Request, names ...string) (map[string]string, error) {
+	out := map[string]string{}
+	for name, values := range r.URL.Query() {
+		known := false
+		for _, n := range names {
+			known = known || n == name
+		}
+		if !known {
+			return nil, bad("unknown parameter %q; known are %s", name, strings.Join(names, ", "))
+		}
+		if len(values) != 1 {
+			return nil, bad("parameter %q is given %d times", name, len(values))
+		}
+		out[name] = values[0]
+	}
+	return out, nil
+}
+
+func number(v, name string, limit int64) (int64, error) {
+	if v == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < 0 || n > limit {
+		return 0, bad("%s must be a number from 0 to %d", name, limit)
+	}
+	return n, nil
+}
+
+func tenantOf(r *http.Request) (cells.TenantID, error) {
+	t := cells.TenantID(r.PathValue("tenant"))
+	if err := t.Validate(); err != nil {
+		return "", &cells.Answer{Code: cells.CodeInvalidTenant, Detail: err.Error(), Err: err}
+	}
+	return t, nil
+}
+
+// lines writes a stream of JSON documents, one a line.
+type lines struct {
+	w   http.ResponseWriter
+	ctl *http.ResponseController
+	enc *json.Encoder
+}
+
+func newLines(w http.ResponseWriter) *lines {
+	h := w.Header()
+	h.Set("Content-Type", api.ContentNDJSON)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(http.StatusOK)
+	return &lines{w: w, ctl: http.NewResponseController(w), enc: json.NewEncoder(w)}
+}
+
+func (l *lines) send(v any) error {
+	if err := l.ctl.SetWriteDeadline(time.Now().Add(lineTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	if err := l.enc.Encode(v); err != nil {
+		return err
+	}
+	return l.ctl.Flush()
+}

@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+)
+
+func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, error) {
+	var req api.MoveRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return 0, nil, err
+	}
+	if err := req.Normalize(); err != nil {
+		return 0, nil, badTenant(req.Tenant, err)
+	}
+	if s.cfg.Pinned {
+		return 0, nil, pinned()
+	}
+	ctx := r.Context()
+	if req.OperationID != "" && !req.DryRun {
+		op := Operation{ID: req.OperationID, Kind: OperationMove, Tenant: req.Tenant, Cell: req.To}
+		id, err := s.store.Answer(ctx, op)
+		if err != nil {
+			return 0, nil, err
+		}
+		if id != nil {
+			m, err := s.store.Move(ctx, cells.MoveID(id))
+			if err != nil {
+				return 0, nil, err
+			}
+			return http.StatusOK, s.exec.current(m), nil
+		}
+	}
+	from, err := s.source(ctx, &req)
+	if err != nil {
+		return 0, nil, err
+	}
+	if req.DryRun {
+		d, err := s.dryRun(ctx, &req, from)
+		if err != nil {
+			return 0, nil, err
+		}
+		return http.StatusOK, d, nil
+	}
+	who := callerOf(ctx).as(req.Actor)
+	now := time.Now().UTC()
+	m := api.Move{
+		ID: cells.MoveID("mv-" + rand.Text()), Tenant: req.Tenant, From: from, To: req.To, State: api.MovePreparing, Step: "queued",
+		Actor: req.Actor, Force: req.Force, OperationID: req.OperationID, RequestID: who.request, Driver: s.instance, CreatedAt: now, UpdatedAt: now,
+	}
+	e := who.audit("move.create")
+	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID
+	e.Detail = detail(map[string]any{"from": from, "to": req.To, "force": req.Force, "operation": req.OperationID})
+	rec, created, err := s.store.CreateMove(ctx, m, e)
+	switch {
+	case errors.Is(err, ErrNoCell):
+		return 0, nil, unknownCell(req.To)
+	case err != nil:
+		return 0, nil, err
+	case !created:
+		return http.StatusOK, s.exec.current(rec), nil
+	}
+	s.exec.start(rec)
+	w.Header().Set("Location", api.PathMoves+"/"+string(rec.ID))
+	return http.StatusAccepted, rec, nil
+}
+
+// source says where the tenant would be moved from, or why it cannot be moved.
+func (s *Server) source(ctx context.Context, req *api.MoveRequest) (cells.CellID, error) {
+	row, err := s.table.Get(ctx, req.Tenant)
+	var from cells.CellID
+	switch {
+	case errors.Is(err, cells.ErrNotFound):
+		if from = s.fleet.defaultCell(); from == "" {
+			return "", unknownTenant(req.Tenant)
+		}
+	case err != nil:
+		return "", err
+	case row.State == cells.StateDeleted:
+		return "", &cells.Answer{Code: cells.CodeUnknownTenant, Tenant: req.Tenant, Detail: "the tenant was deleted"}
+	case row.State == cells.StateDeleting:
+		return "", &cells.Answer{Code: cells.CodeConflict, Tenant: req.Tenant, Detail: "the tenant is being deleted"}
+	default:
+		from = row.CellID
+	}
+	if from == req.To && row.MoveID == "" {
+		return "", &cells.Answer{Code: cells.CodeConflict, Tenant: req.Tenant, Cell: from,
+			Detail: fmt.Sprintf("the tenant is in cell %s already", from)}
+	}
+	return from, nil
+}
+
+// dryRun finds what would refuse the move, without changing anything.
+func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.CellID) (api.DryRun, error) {
+	out := api.DryRun{Tenant: req.Tenant, From: from, To: req.To, Preflight: cells.Preflight{Findings: []cells.Finding{}}}
+	list, _, err := s.store.Cells(ctx)
+	if err != nil {
+		return out, err
+	}
+	found := false
+	for i := range list {
+		c := &list[i]
+		if c.ID != req.To {
+			continue
+		}
+		found = true
+		switch {
+		case c.State != api.CellServing:
+			out.Refusals = append(out.Refusals, fmt.Sprintf("cell %s is %s", c.ID, c.State))
+		case c.Closed:
+			out.Refusals = append(out.Refusals, fmt.Sprintf("cell %s is closed", c.ID))
+		case c.Full():
+			out.Refusals = append(out.Refusals, fmt.Sprintf("cell %s holds its %d tenants", c.ID, *c.PlacementsMax))
+		}
+	}
+	if !found {
+		return out, unknownCell(req.To)
+	}
+	last, err := s.store.Moves(ctx, MoveFilter{Tenant: req.Tenant, Limit: 1})
+	if err != nil {
+		return out, err
+	}
+	if len(last) == 1 && last[0].State.Active() {
+		out.Refusals = append(out.Refusals, fmt.Sprintf("move %s to cell %s is %s", last[0].ID, last[0].To, last[0].State))
+		return out, nil
+	}
+	p, err := s.exec.controller().Preflight(ctx, cells.MovePlan{TenantID: req.Tenant, FromCell: from, ToCell: req.To, Actor: req.Actor, Force: req.Force})
+	switch {
+	case errors.Is(err, cells.ErrOtherMove), errors.Is(err, cells.ErrNotApplicable):
+		out.Refusals = append(out.Refusals, err.Error())
+		return out, nil
+	case errors.Is(err, cells.ErrUnavailable):
+		return out, &cells.Answer{Code: cells.CodeCellUnreachable, Tenant: req.Tenant, Cell: req.To, Detail: err.Error(), Err: err}
+	case err != nil:
+		return out, err
+	}
+	if p.Findings != nil {
+		out.Preflight = p
+	} else {
+		p.Findings = out.Preflight.Findings
+		out.Preflight = p
+	}
+	out.Allowed = len(out.Refusals) == 0 && !p.Blocked()
+	return out, nil
+}
+
+func (s *Server) getMoves(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+	q, err := query(r, "tenant", "state", "after", "limit")
+	if err != nil {
+		return 0, nil, err
+	}
+	f := MoveFilter{Tenant: cells.TenantID(q["tenant"]), State: api.MoveState(q["state"])}
+	if f.Tenant != "" {
+		if err := f.Tenant.Validate(); err != nil {
+			return 0, nil, badTenant(f.Tenant, err)
+		}
+	}
+	if f.State != "" && !f.State.Valid() {
+		return 0, nil, bad("unknown state %q", f.State)
+	}
+	if f.After, err = number(q["after"], "after", 1<<62); err != nil {
+		return 0, nil, err
+	}
+	limit, err := number(q["limit"], "limit", api.MaxPage)
+	if err != nil {
+		return 0, nil, err
+	}
+	if f.Limit = int(limit); f.Limit == 0 {
+		f.Limit = api.DefaultPage
+	}
+	list, err := s.store.Moves(r.Context(), f)
+	if err != nil {
+		return 0, nil, err
+	}
+	out := api.MoveList{Moves: make([]api.Move, 0, len(list))}
+	for _, m := range list {
+		out.Moves = append(out.Moves, s.exec.current(m))
+	}
+	if len(list) == f.Limit {
+		out.Next = list[len(list)-1].Seq
+	}
+	return http.StatusOK, out, nil
+}
+
+func moveOf(r *http.Request) (cells.MoveID, error) {
+	id := cells.MoveID(r.PathValue("move"))
+	return id, id.Validate()
+}
+
+func unknownMove(id cells.MoveID, err error) error {
+	if errors.Is(err, cells.ErrNotFound) {
+		return &cells.Answer{Code: cells.CodeNotFound, Detail: "there is no move " + string(id), Err: err}
+	}
+	return err
+}
+
+func (s *Server) getMove(w http.ResponseWriter, r *http.Request) (int, any, error) {
+	id, err := moveOf(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	q, err := query(r, "watch")
+	if err != nil {
+		return 0, nil, err
+	}
+	m, err := s.store.Move(r.Context(), id)
+	if err != nil {
+		return 0, nil, unknownMove(id, err)
+	}
+	if q["watch"] == "" {
+		return http.StatusOK, s.exec.current(m), nil
+	}
+	out := newLines(w)
+	err = s.exec.watch(r.Context(), id, func(m *api.Move) (bool, error) {
+		if m == nil {
+			return false, out.send(api.MoveLine{Alive: true})
+		}
+		return m.State.Final(), out.send(api.MoveLine{Move: m})
+	})
+	if err != nil && r.Context().Err() == nil {
+		_ = out.send(api.MoveLine{Error: "the watch ended: " + err.Error()})
+	}
+	return 0, nil, nil
+}
+
+// watch calls f with the record whenever it has changed, and with nil as a sign of
+// life, until f says that it is enough or fails, or the context ends.
+func (e *executor) watch(ctx context.Context, id cells.MoveID, f func(*api.Move) (enough bool, err error)) error {
+	poll := time.NewTicker(250 * time.Millisecond)
+	defer poll.Stop()
+	alive := time.NewTicker(e.s.cfg.AliveEvery)
+	defer alive.Stop()
+	version, first := int64(0), true
+	for {
+		var changed <-chan struct{}
+		var m api.Move
+		t := e.tracker(id)
+		if t != nil {
+			changed = t.changed.next()
+			m = t.snapshot()
+		} else {
+			var err error
+			if m, err = e.s.store.Move(ctx, id); err != nil {
+				return err
+			}
+		}
+		if t != nil || first || m.Version != version {
+			if enough, err := f(&m); enough || err != nil {
+				return err
+			}
+		}
+		version, first = m.Version, false
+	wait:
+		for {
+			select {
+			case <-changed:
+				break wait
+			case <-poll.C:
+				if changed == nil {
+					break wait
+				}
+			case <-alive.C:
+				if _, err := f(nil); err != nil {
+					return err
+				}
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-e.s.ctx.Done():
+				return errClosing
+			}
+		}
+	}
+}
+
+func (s *Server) postRollback(w http.ResponseWriter, r *http.Request) (int, any, error) {
+	id, err := moveOf(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	var req api.RollbackRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return 0, nil, err
+	}
+	if err := req.Normalize(); err != nil {
+		return 0, nil, err
+	}
+	if s.cfg.Pinned {
+		return 0, nil, pinned()
+	}
+	ctx := r.Context()
+	m, err := s.store.Move(ctx, id)
+	if err != nil {
+		return 0, nil, unknownMove(id, err)
+	}
+	m = s.exec.current(m)
+	if m.State == api.MoveRolledBack {
+		return http.StatusOK, m, nil
+	}
+	row, err := s.table.Get(ctx, m.Tenant)
+	if err != nil && !errors.Is(err, cells.ErrNotFound) {
+		return 0, nil, err
+	}
+	committed := row.MoveID == id && row.State == cells.StateCommitting && row.CellID == m.To
+	if committed || m.State == api.MoveRefused || !m.State.Active() || m.State == api.MoveCommitted {
+		return 0, nil, decided(&m)
+	}
+	e := callerOf(ctx).as(req.Actor).audit("move.rollback")
+	e.Tenant, e.Move, e.Detail = m.Tenant, id, detail(map[string]string{"reason": req.Reason})
+	rec, err := s.store.UpdateMove(ctx, id, func(m *api.Move) error {
+		if !m.State.Active() || m.State == api.MoveCommitted {
+			return decided(m)
+		}
+		m.Cancel, m.Reason = true, req.Reason
+		return nil
+	}, &e)
+	if err != nil {
+		return 0, nil, err
+	}
+	s.exec.askBack(rec, row.MoveID == id)
+	return s.awaitRollback(ctx, id)
+}
+
+func decided(m *api.Move) error {
+	return &cells.Answer{Code: cells.CodeConflict, Tenant: m.Tenant, Detail: fmt.Sprintf("move %s is %s and is not rolled back", m.ID, m.State)}
+}
+
+// awaitRollback answers with the outcome, or that it is on its way.
+func (s *Server) awaitRollback(ctx context.Context, id cells.MoveID) (int, any, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout/2)
+	defer cancel()
+	var last api.Move
+	err := s.exec.watch(ctx, id, func(m *api.Move) (bool, error) {
+		if m == nil {
+			return false, nil
+		}
+		last = *m
+		return !m.State.Active(), nil
+	})
+	switch {
+	case last.State == api.MoveRolledBack:
+		return http.StatusOK, last, nil
+	case last.ID != "" && !last.State.Active():
+		return 0, nil, decided(&last)
+	case last.ID != "" && ctx.Err() != nil:
+		return http.StatusAccepted, last, nil
+	}
+	return 0, nil, err
+}
+
+// askBack makes a move that was asked to roll back do so: its driver here gives
+// up what it is doing; for a driver elsewhere the route is decided from here, and
+// that driver follows the route.
+func (e *executor) askBack(rec api.Move, begun bool) {
+	if t := e.tracker(rec.ID); t != nil {
+		t.mu.Lock()
+		t.rec.Cancel, t.rec.Reason = true, rec.Reason
+		stop := t.stop
+		t.mu.Unlock()
+		t.changed.wake()
+		if stop != nil {
+			stop(errAskBack)
+		}
+		return
+	}
+	if !begun || e.s.ctx.Err() != nil {
+		return
+	}
+	e.s.wg.Go(func() {
+		err := e.controller().Rollback(e.s.ctx, rec.Tenant, rec.Reason)
+		if err != nil && e.s.ctx.Err() == nil {
+			e.s.log.Warn("rollback of a move that is driven elsewhere", "move", rec.ID, "err", err)
+		}
+	})
+}

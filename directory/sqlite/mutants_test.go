@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sqlite_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/directorytest"
+	"github.com/cloister-dev/cloister/directory/sqlite"
+	"github.com/cloister-dev/cloister/member"
+)
+
+// recorder is a directorytest.TB that remembers failures.
+type recorder struct {
+	mu       sync.Mutex // guards all below
+	failures []string
+	cleanups []func()
+}
+
+func (r *recorder) Helper()             {}
+func (r *recorder) Logf(string, ...any) {}
+func (r *recorder) Cleanup(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cleanups = append(r.cleanups, f)
+}
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+func (r *recorder) run(c directorytest.Case, h directorytest.Harness) []string {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.Run(r, h)
+	}()
+	<-done
+	for i := len(r.cleanups) - 1; i >= 0; i-- {
+		r.cleanups[i]()
+	}
+	return r.failures
+}
+
+type mutant struct {
+	directory.Store
+	name string
+}
+
+func (m *mutant) is(name string) bool { return m.name == name }
+
+func (m *mutant) Reserve(ctx context.Context, r directory.Reservation, a api.AuditEntry) (directory.LedgerRow, bool, error) {
+	switch {
+	case m.is("quota is read before the transaction"):
+		list, _, err := m.Cells(ctx)
+		if err != nil {
+			return directory.LedgerRow{}, false, err
+		}
+		for i := range list {
+			if list[i].ID == r.Cell && list[i].Full() {
+				return directory.LedgerRow{}, false, directory.ErrCellClosed
+			}
+		}
+		return m.unbounded(ctx, r, a)
+	case m.is("quota is ignored"):
+		return m.unbounded(ctx, r, a)
+	case m.is("joins are refused"):
+		row, joined, err := m.Store.Reserve(ctx, r, a)
+		if joined {
+			err = cells.ErrConflict
+		}
+		return row, joined, err
+	case m.is("overtaken rows stay"):
+		r.Seen = 0
+	case m.is("joins are audited"):
+		row, joined, err := m.Store.Reserve(ctx, r, a)
+		if joined {
+			err = errors.Join(err, m.AppendAudit(ctx, a))
+		}
+		return row, joined, err
+	}
+	return m.Store.Reserve(ctx, r, a)
+}
+
+// unbounded reserves with the cell's quota lifted.
+func (m *mutant) unbounded(ctx context.Context, r directory.Reservation, a api.AuditEntry) (directory.LedgerRow, bool, error) {
+	list, _, err := m.Cells(ctx)
+	if err != nil {
+		return directory.LedgerRow{}, false, err
+	}
+	for _, c := range list {
+		if c.PlacementsMax != nil && c.ID == r.Cell {
+			spec := c.CellSpec
+			spec.PlacementsMax, spec.Revision = nil, 0
+			if _, err := m.Store.PutCell(ctx, c.ID, spec, a); err != nil {
+				return directory.LedgerRow{}, false, err
+			}
+		}
+	}
+	return m.Store.Reserve(ctx, r, a)
+}
+
+func (m *mutant) PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec, a api.AuditEntry) (api.Cell, error) {
+	switch {
+	case m.is("cell revisions are ignored"):
+		spec.Revision = 0
+	case m.is("issuers are not unique"):
+		spec.Issuers = nil
+	case m.is("cells keep old fields"):
+		list, _, err := m.Cells(ctx)
+		if err != nil {
+			return api.Cell{}, err
+		}
+		for _, c := range list {
+			if c.ID == id && spec.Host == "" {
+				spec.Host = c.Host
+			}
+		}
+	}
+	return m.Store.PutCell(ctx, id, spec, a)
+}
+
+func (m *mutant) Settle(ctx context.Context, list []directory.Settlement) error {
+	switch {
+	case m.is("settlements go back"):
+		for i := range list {
+			list[i].Revision += cells.Revision(1000 * time.Now().UnixMicro())
+		}
+	case m.is("tombstones free nothing"):
+		var keep []directory.Settlement
+		for _, x := range list {
+			if x.Exists {
+				keep = append(keep, x)
+			}
+		}
+		list = keep
+	}
+	return m.Store.Settle(ctx, list)
+}
+
+func (m *mutant) Release(ctx context.Context, t cells.TenantID, seen cells.Revision) error {
+	if m.is("release takes any row") {
+		return m.Store.Settle(ctx, []directory.Settlement{{Tenant: t, Revision: 1 << 40}})
+	}
+	return m.Store.Release(ctx, t, seen)
+}
+
+func (m *mutant) SaveAnswer(ctx context.Context, op directory.Operation, b []byte, at time.Time) ([]byte, error) {
+	if m.is("answers are the last") {
+		_, err := m.Store.SaveAnswer(ctx, op, b, at)
+		return b, err
+	}
+	return m.Store.SaveAnswer(ctx, op, b, at)
+}
+
+func (m *mutant) CreateMove(ctx context.Context, mv api.Move, a api.AuditEntry) (api.Move, bool, error) {
+	switch {
+	case m.is("moves are no operations"):
+		mv.OperationID = ""
+	case m.is("moves count at once"):
+		rec, created, err := m.Store.CreateMove(ctx, mv, a)
+		if err == nil && created {
+			_, err = m.Store.UpdateMove(ctx, rec.ID, func(r *api.Move) error { r.State = api.MoveCleaning; return nil }, nil)
+		}
+		return rec, created, err
+	}
+	return m.Store.CreateMove(ctx, mv, a)
+}
+
+func (m *mutant) UpdateMove(ctx context.Context, id cells.MoveID, fn func(*api.Move) error, a *api.AuditEntry) (api.Move, error) {
+	if m.is("updates are lost") {
+		rec, err := m.Store.Move(ctx, id)
+		if err != nil {
+			return rec, err
+		}
+		if err := fn(&rec); err != nil {
+			return rec, err
+		}
+		runtime.Gosched()
+		return m.Store.UpdateMove(ctx, id, func(r *api.Move) error { *r = rec; return nil }, a)
+	}
+	if m.is("updates are not audited") {
+		a = nil
+	}
+	return m.Store.UpdateMove(ctx, id, fn, a)
+}
+
+func (m *mutant) TakeMove(ctx context.Context, seen directory.MoveBeat, driver string) (bool, error) {
+	if m.is("moves are taken from the living") {
+		list, err := m.MoveBeats(ctx)
+		if err != nil {
+			return false, err
+		}
+		for _, b := range list {
+			if b.ID == seen.ID {
+				seen = b
+			}
+		}
+	}
+	return m.Store.TakeMove(ctx, seen, driver)
+}
+
+func (m *mutant) Beat(ctx context.Context, driver string) error {
+	if m.is("beats are forgotten") {
+		return nil
+	}
+	return m.Store.Beat(ctx, driver)
+}
+
+func (m *mutant) SaveMembers(ctx context.Context, list []member.Heartbeat, at time.Time) error {
+	if m.is("members beat once") {
+		known, err := m.Members(ctx)
+		if err != nil {
+			return err
+		}
+		if len(known) > 0 {
+			return nil
+		}
+	}
+	return m.Store.SaveMembers(ctx, list, at)
+}
+
+type lossyBudgets struct{ cells.BudgetStore }
+
+func (l lossyBudgets) Update(ctx context.Context, t cells.TenantID, change func([]cells.BudgetEntry) ([]cells.BudgetEntry, error)) error {
+	old, err := l.Entries(ctx, t)
+	if err != nil {
+		return err
+	}
+	next, err := change(old)
+	if err != nil {
+		return err
+	}
+	runtime.Gosched()
+	return l.BudgetStore.Update(ctx, t, func([]cells.BudgetEntry) ([]cells.BudgetEntry, error) { return next, nil })
+}
+
+func (m *mutant) Budgets() cells.BudgetStore {
+	if m.is("budgets are lost") {
+		return lossyBudgets{m.Store.Budgets()}
+	}
+	return m.Store.Budgets()
+}
+
+// TestSuiteKillsMutants runs the suite against stores that are wrong in one way
+// each: the named case, at least, must fail.
+func TestSuiteKillsMutants(t *testing.T) {
+	byName := map[string]directorytest.Case{}
+	for _, c := range directorytest.Cases() {
+		byName[c.Name] = c
+	}
+	for name, killer := range map[string]string{
+		"quota is read before the transaction": "ReserveQuotaUnderConcurrency",
+		"quota is ignored":                     "ReserveRefusals",
+		"joins are refused":                    "ReserveJoins",
+		"joins are audited":                    "ReserveOneWinner",
+		"overtaken rows stay":                  "SettleFreesAndOvertakes",
+		"cell revisions are ignored":           "CellRevisionGuards",
+		"issuers are not unique":               "CellNamesAreUnique",
+		"cells keep old fields":                "CellsRoundTrip",
+		"settlements go back":                  "SettleOnlyForward",
+		"tombstones free nothing":              "SettleFreesAndOvertakes",
+		"release takes any row":                "ReleaseOnlyItsOwn",
+		"answers are the last":                 "AnswersAreFirst",
+		"moves are no operations":              "MoveLifecycle",
+		"moves count at once":                  "MoveRefusals",
+		"updates are lost":                     "MoveUpdatesAreNotLost",
+		"updates are not audited":              "AuditFollowsChanges",
+		"moves are taken from the living":      "MoveTakeover",
+		"beats are forgotten":                  "MoveTakeover",
+		"members beat once":                    "MembersBeat",
+		"budgets are lost":                     "BudgetsAreAtomic",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, ok := byName[killer]
+			if !ok {
+				t.Fatalf("there is no case %s", killer)
+			}
+			// A race needs not be lost at the first attempt.
+			for range 10 {
+				path := filepath.Join(t.TempDir(), "directory.db")
+				failures := new(recorder).run(c, directorytest.Harness{Open: func(ctx context.Context) (directory.Store, error) {
+					s, err := sqlite.Open(ctx, path)
+					if err != nil {
+						return nil, err
+					}
+					return &mutant{Store: s, name: name}, nil
+				}})
+				if len(failures) > 0 {
+					t.Logf("killed: %s", failures[0])
+					return
+				}
+			}
+			t.Errorf("%s passes a store in which %s", killer, name)
+		})
+	}
+}

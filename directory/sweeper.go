@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+)
+
+// sweeperState is what the sweeper remembers between its rounds; used by its
+// goroutine only.
+type sweeperState struct {
+	first    bool
+	beats    map[cells.MoveID]heardBeat
+	reserved map[cells.TenantID]heardRow
+	retries  map[cells.TenantID]retryAt
+}
+
+type heardBeat struct {
+	driver string
+	beat   int64
+	at     time.Time // when it was first heard
+}
+
+type heardRow struct {
+	revision cells.Revision
+	at       time.Time
+}
+
+type retryAt struct {
+	revision cells.Revision
+	at       time.Time
+	wait     time.Duration
+}
+
+func newSweeperState() sweeperState {
+	return sweeperState{first: true, beats: map[cells.MoveID]heardBeat{}, reserved: map[cells.TenantID]heardRow{},
+		retries: map[cells.TenantID]retryAt{}}
+}
+
+// sweep looks for unfinished work whose driver has died, and does it.
+func (e *executor) sweep(ctx context.Context) {
+	every := time.NewTicker(e.s.cfg.SweepEvery)
+	defer every.Stop()
+	for {
+		if err := e.sweepOnce(ctx); err != nil && ctx.Err() == nil {
+			e.s.log.Warn("sweep not finished", "err", err)
+			e.s.metrics.storeErrors.Inc()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+		}
+	}
+}
+
+func (e *executor) sweepOnce(ctx context.Context) error {
+	err := errors.Join(e.sweepMoves(ctx), e.sweepReserved(ctx))
+	e.sweepRoutes(ctx)
+	return err
+}
+
+// sweepMoves shows that this process drives its moves, and takes over those whose
+// drivers have shown no sign of life for a while. Which driver is right does not
+// matter for safety.
+func (e *executor) sweepMoves(ctx context.Context) error {
+	st := &e.sweeper
+	if err := e.s.store.Beat(ctx, e.s.instance); err != nil {
+		return err
+	}
+	beats, err := e.s.store.MoveBeats(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	known := map[cells.MoveID]bool{}
+	var errs []error
+	for _, b := range beats {
+		known[b.ID] = true
+		h, ok := st.beats[b.ID]
+		if !ok || h.driver != b.Driver || h.beat != b.Beat && b.Driver != e.s.instance {
+			h = heardBeat{driver: b.Driver, beat: b.Beat, at: now}
+			st.beats[b.ID] = h
+		}
+		silent := now.Sub(h.at) >= e.s.cfg.TakeOver
+		switch {
+		case b.Driver == e.s.instance:
+			if e.tracker(b.ID) != nil {
+				h.at = now
+				st.beats[b.ID] = h
+				continue
+			}
+			// Its driver here was stopped, or it was created just now.
+			if !silent {
+				continue
+			}
+		case st.first && e.sameName(b.Driver):
+			// An earlier incarnation of this directory: it is dead.
+		case !silent:
+			continue
+		}
+		if err := e.takeMove(ctx, MoveBeat{ID: b.ID, Driver: b.Driver, Beat: b.Beat}); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for id := range st.beats {
+		if !known[id] {
+			delete(st.beats, id)
+		}
+	}
+	st.first = false
+	return errors.Join(errs...)
+}
+
+func (e *executor) sameName(driver string) bool {
+	name, _, ok := strings.Cut(driver, "/")
+	return ok && name == e.s.cfg.Name
+}
+
+func (e *executor) takeMove(ctx context.Context, seen MoveBeat) error {
+	ok, err := e.s.store.TakeMove(ctx, seen, e.s.instance)
+	if err != nil || !ok {
+		return err
+	}
+	rec, err := e.s.store.Move(ctx, seen.ID)
+	if err != nil {
+		return err
+	}
+	e.s.log.Info("move taken over", "move", rec.ID, "tenant", rec.Tenant, "from", seen.Driver, "state", rec.State, "step", rec.Step)
+	e.s.metrics.takeovers.Inc()
+	e.start(rec)
+	return nil
+}
+
+// sweepReserved finishes the claims whose makers have died.
+func (e *executor) sweepReserved(ctx context.Context) error {
+	st := &e.sweeper
+	now := time.Now()
+	known := map[cells.TenantID]bool{}
+	var late []LedgerRow
+	after := cells.TenantID("")
+	for {
+		list, err := e.s.store.Reserved(ctx, after, api.MaxPage)
+		if err != nil {
+			return err
+		}
+		for _, l := range list {
+			known[l.Tenant] = true
+			h, ok := st.reserved[l.Tenant]
+			if !ok || h.revision != l.Revision {
+				st.reserved[l.Tenant] = heardRow{revision: l.Revision, at: now}
+			} else if now.Sub(h.at) >= e.s.cfg.TakeOver {
+				late = append(late, l)
+			}
+		}
+		if len(list) < api.MaxPage {
+			break
+		}
+		after = list[len(list)-1].Tenant
+	}
+	for t := range st.reserved {
+		if !known[t] {
+			delete(st.reserved, t)
+		}
+	}
+	if len(late) > 0 {
+		work, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		e.s.finishReserved(work, late)
+	}
+	return nil
+}
+
+// sweepRoutes resumes what no record is driven for: deletions, what is left
+// behind, and moves that were begun without this directory.
+func (e *executor) sweepRoutes(ctx context.Context) {
+	st := &e.sweeper
+	now := time.Now()
+	known := map[cells.TenantID]bool{}
+	for _, o := range e.s.follow.unfinished() {
+		tenant := o.row.TenantID
+		known[tenant] = true
+		if now.Sub(o.since) < e.patience(&o.row) || e.driven(&o.row) {
+			continue
+		}
+		r, ok := st.retries[tenant]
+		if !ok || r.revision != o.row.Revision {
+			r = retryAt{revision: o.row.Revision, wait: cleanFirst}
+		}
+		if now.Before(r.at) {
+			continue
+		}
+		r.wait = min(2*r.wait, cleanLast)
+		r.at = now.Add(r.wait)
+		st.retries[tenant] = r
+		e.tend(ctx, tenant)
+	}
+	for t := range st.retries {
+		if !known[t] {
+			delete(st.retries, t)
+		}
+	}
+}
+
+// patience is for how long an unfinished route may stand still before it is taken
+// for abandoned. A move that is being prepared may do so for as long as a copy
+// takes, and whoever prepares it elsewhere is not known here.
+func (e *executor) patience(row *cells.TenantRoute) time.Duration {
+	switch {
+	case row.Preparing():
+		return 12 * e.s.cfg.TakeOver
+	case row.Moving():
+		return e.s.cfg.TakeOver + max(time.Until(row.Deadline), 0)
+	}
+	return e.s.cfg.TakeOver
+}
+
+// driven reports whether a record of this directory's store covers all that is
+// unfinished: then its driver, here or elsewhere, does it.
+func (e *executor) driven(row *cells.TenantRoute) bool {
+	covered := func(id cells.MoveID) bool {
+		_, ok := e.sweeper.beats[id]
+		return ok
+	}
+	switch {
+	case row.State == cells.StateDeleting:
+		return false
+	case row.MoveID != "": // what else is left comes after the move
+		return covered(row.MoveID)
+	}
+	for _, r := range row.Residue {
+		if !covered(r.Move) {
+			return false
+		}
+	}
+	return true
+}
+
+// tend resumes a route in the background.
+func (e *executor) tend(ctx context.Context, tenant cells.TenantID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.tending[tenant] || ctx.Err() != nil {
+		return
+	}
+	e.tending[tenant] = true
+	e.s.wg.Go(func() {
+		defer func() {
+			e.mu.Lock()
+			delete(e.tending, tenant)
+			e.mu.Unlock()
+		}()
+		select {
+		case e.sweeps <- struct{}{}:
+			defer func() { <-e.sweeps }()
+		case <-ctx.Done():
+			return
+		}
+		res, err := e.controller().Resume(ctx, tenant)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil && !errors.Is(err, cells.ErrRolledBack):
+			e.s.log.Warn("unfinished route not resumed; trying again", "tenant", tenant, "err", err)
+		default:
+			if !unfinishedRoute(&res.Route) && res.Route.Revision > 0 {
+				e.s.follow.forget(tenant, res.Route.Revision)
+			}
+			e.s.log.Info("unfinished route resumed", "tenant", tenant, "state", res.Route.State)
+		}
+	})
+}
