@@ -71,7 +71,7 @@ func OpenSQLite(ctx context.Context, path string, o OpenOptions) (*Store, error)
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return open(ctx, &engine{db: db, guard: g, alone: o.Cell == "", question: true}, schemaSQLite)
+	return open(ctx, path, &engine{db: db, guard: g, alone: o.Cell == "", question: true}, schemaSQLite)
 }
 
 // OpenPostgres opens a store in a Postgres database. Close it.
@@ -92,11 +92,11 @@ func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return open(ctx, &engine{db: db, guard: g, alone: o.Cell == "", suffix: " FOR UPDATE"}, schemaPostgres)
+	return open(ctx, dsn, &engine{db: db, guard: g, alone: o.Cell == "", suffix: " FOR UPDATE"}, schemaPostgres)
 }
 
-func open(ctx context.Context, e *engine, schema string) (*Store, error) {
-	s := &Store{db: e.db, d: e, outbox: e.guard, guard: e.guard}
+func open(ctx context.Context, dsn string, e *engine, schema string) (*Store, error) {
+	s := &Store{dsn: dsn, db: e.db, d: e, outbox: e.guard, guard: e.guard}
 	if err := s.migrate(ctx, schema); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

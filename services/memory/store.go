@@ -26,6 +26,7 @@ var Tables = []guard.Table{
 // Store keeps memories in SQLite or Postgres; the two differ only in dialect.
 // Every write is one guarded transaction with one event.
 type Store struct {
+	dsn    string
 	db     *sql.DB
 	d      dialect
 	outbox guard.Outbox

@@ -91,7 +91,7 @@ func (c *Config) Complete() error {
 		c.Store = StoreSQLite
 	}
 	if len(c.Extractors) == 0 {
-		c.Extractors = []map[string]any{{"header": "X-Tenant"}, {"path": "/t/{tenant}/"}}
+		c.Extractors = []map[string]any{{"header": "X-Tenant"}, {"path": "/t/{tenant}/", "strip": true}}
 	}
 	if len(c.Service.Command) == 0 {
 		c.Service.Command = []string{siblingProgram("memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}

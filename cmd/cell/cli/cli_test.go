@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/cloister-dev/cloister/cmd/cell/cli"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"cell": func() {
+			os.Exit(cli.Main(context.Background(), "test", os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		},
+	})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireUniqueNames: true})
+}
+
+// docs/cli is what the commands say of themselves; `make docs` writes it again.
+func TestReferenceIsCurrent(t *testing.T) {
+	dir := t.TempDir()
+	var out, errw bytes.Buffer
+	if code := cli.Main(t.Context(), "test", []string{"docs", "--dir", dir}, os.Stdin, &out, &errw); code != 0 {
+		t.Fatalf("cell docs: %d %s", code, errw.String())
+	}
+	const kept = "../../../docs/cli"
+	fresh, _ := filepath.Glob(filepath.Join(dir, "*.md"))
+	old, _ := filepath.Glob(filepath.Join(kept, "*.md"))
+	if len(fresh) != len(old) {
+		t.Errorf("%d commands, %d pages in docs/cli; run: make docs", len(fresh), len(old))
+	}
+	for _, f := range fresh {
+		a, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(kept, filepath.Base(f)))
+		if err != nil || !bytes.Equal(a, b) {
+			t.Errorf("docs/cli/%s is not current; run: make docs", filepath.Base(f))
+		}
+	}
+}

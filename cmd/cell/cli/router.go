@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"crypto/tls"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/edge"
+	"github.com/cloister-dev/cloister/edge/extract"
+	"github.com/cloister-dev/cloister/edge/topology"
+	"github.com/cloister-dev/cloister/table/remote"
+)
+
+func (a *app) routerCmd() *cobra.Command {
+	c := &cobra.Command{
+		Use: "router", Short: "The edge in front of the cells", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(a.routerServe())
+	return c
+}
+
+func (a *app) routerServe() *cobra.Command {
+	var ch channelFlags
+	var cfg edge.Config
+	var directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey string
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Take requests to the cell of their tenant",
+		Long: `Serve an edge: find each request's tenant, take it to the tenant's cell, and hold
+it while the tenant is moving.
+
+Routes and topology come from the directory, are kept in memory and, signed, in
+the state folder: an edge serves while the directory is down, also after a start.
+The public listener speaks HTTP/1.1 and HTTP/2 without TLS; --tls-listen adds one
+with TLS. The admin listener has health, metrics and explain, and no credential.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.router(cmd, &ch, &cfg, routerFlags{directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey})
+		},
+	}
+	ch.register(c)
+	f := c.Flags()
+	f.StringVar(&cfg.Addr, "listen", "127.0.0.1:8080", "public address, without TLS; - for none")
+	f.StringVar(&cfg.TLSAddr, "tls-listen", "", "public address with TLS; default: none")
+	f.StringVar(&tlsCert, "tls-cert", "", "certificate chain for --tls-listen")
+	f.StringVar(&tlsKey, "tls-key", "", "key for --tls-listen")
+	f.StringVar(&cfg.AdminAddr, "admin-listen", "127.0.0.1:8081", "address of health, metrics and explain; - for none")
+	f.StringVar(&directoryURL, "directory", "", "the directory's channel listener, https://host:port")
+	f.StringVar(&state, "state", "edge", "folder of the signed snapshots; each edge has its own")
+	f.StringVar(&keyFile, "admission-key-file", "", "the fleet's admission key, hexadecimal; also signs the snapshots")
+	f.StringVar(&extractors, "extractors", `[{"header":"X-Tenant"}]`, "how to find a request's tenant: a list in YAML or JSON")
+	f.StringVar(&extractorsFile, "extractors-file", "", "the same, from a file")
+	f.StringVar(&defaultCell, "default-cell", "", "cell that serves tenants without a route; default: none does")
+	f.IntVar(&cfg.Hold.Requests, "hold-count", 0, "how many requests may wait for moves at once; 0 is the default")
+	f.DurationVar(&cfg.Hold.Time, "hold-time", 0, "how long one request may wait for a move; 0 is the default")
+	f.Int64Var(&cfg.MaxBody, "max-body", 0, "most bytes of a request's body; 0 is no bound")
+	f.IntVar(&cfg.AccessLog, "access-log", 0, "log every n-th request; 0 logs none")
+	for _, n := range []string{"directory", "admission-key-file"} {
+		_ = c.MarkFlagRequired(n)
+	}
+	return c
+}
+
+type routerFlags struct {
+	directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey string
+}
+
+func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl routerFlags) (err error) {
+	ctx := cmd.Context()
+	doc := []byte(fl.extractors)
+	if fl.extractorsFile != "" {
+		if doc, err = os.ReadFile(fl.extractorsFile); err != nil {
+			return err
+		}
+	}
+	if cfg.Extractors, err = extract.Parse(doc); err != nil {
+		return &usageError{err}
+	}
+	if cfg.AdmissionKey, err = readKey(fl.keyFile); err != nil {
+		return err
+	}
+	if cfg.TLSAddr != "" {
+		cert, err := tls.LoadX509KeyPair(fl.tlsCert, fl.tlsKey)
+		if err != nil {
+			return usagef("--tls-listen needs --tls-cert and --tls-key: %w", err)
+		}
+		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	}
+	ch, err := chf.open(a, channel.RoleEdge)
+	if err != nil {
+		return err
+	}
+	cfg.Name, cfg.Log = ch.Self().Name, a.log
+	if err := os.MkdirAll(fl.state, 0o700); err != nil {
+		return err
+	}
+	hc := ch.Client(channel.Identity{Role: channel.RoleDirectory})
+	defer hc.CloseIdleConnections()
+	table := remote.NewClient(hc, fl.directoryURL)
+	opts := []cells.RouterOption{cells.WithRouterLogger(a.log), cells.WithSnapshot(filepath.Join(fl.state, "routes.snapshot"), cfg.AdmissionKey)}
+	if fl.defaultCell != "" {
+		opts = append(opts, cells.WithDefaultCell(cells.CellID(fl.defaultCell)))
+	}
+	routes := cells.NewRouter(table, opts...)
+	if err := routes.Start(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, routes.Close()) }()
+	topo, err := topology.Watch(ctx, topology.Config{Client: hc, Directory: fl.directoryURL,
+		Snapshot: filepath.Join(fl.state, "topology.snapshot"), Key: cfg.AdmissionKey, Log: a.log})
+	if err != nil {
+		return err
+	}
+	defer topo.Close()
+	srv, err := edge.New(*cfg, routes, topo)
+	if err != nil {
+		return err
+	}
+	return srv.Run(ctx)
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/guard/webhook"
+	"github.com/cloister-dev/cloister/member"
+	"github.com/cloister-dev/cloister/services/memory"
+)
+
+// Main runs the service until ctx ends and returns the exit code: 0 when it was
+// asked to end, 1 when it failed, 2 for a wrong command line.
+func Main(ctx context.Context, args []string, stderr io.Writer) int {
+	var o options
+	fs := flag.NewFlagSet("memory", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.StringVar(&o.listen, "listen", "127.0.0.1:8081", "address of the service; in a cell only edges need to reach it")
+	fs.StringVar(&o.admin, "admin-listen", "", "address of /livez, /readyz and /metrics; default: none")
+	fs.StringVar(&o.store, "store", "sqlite", "sqlite or postgres")
+	fs.StringVar(&o.dsn, "dsn", "memory.db", "the SQLite file, or the Postgres URL")
+	fs.StringVar(&o.webhook, "webhook", "", "publish the tenants' events to this URL, in order")
+	fs.StringVar(&o.webhookKey, "webhook-key-file", "", "file with the key that webhooks are signed with")
+	fs.BoolVar(&o.verbose, "v", false, "log more")
+	fs.Usage = func() {
+		fmt.Fprint(stderr, "usage: memory [flags]\n\nServe the agent-memory API. With CELL_ variables in the environment it is a process of\nthat cell; without them an ordinary service, with the tenant in the X-Tenant header.\n\n")
+		fs.PrintDefaults()
+	}
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return 0
+		}
+		return 2
+	}
+	if fs.NArg() > 0 || (o.store != "sqlite" && o.store != "postgres") {
+		fmt.Fprintln(stderr, "memory: --store is sqlite or postgres, and there are no arguments; see --help")
+		return 2
+	}
+	level := slog.LevelInfo
+	if o.verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	if err := run(ctx, o, log); err != nil {
+		log.Error("ended", "err", err)
+		return 1
+	}
+	return 0
+}
+
+type options struct {
+	listen, admin, store, dsn, webhook, webhookKey string
+	verbose                                        bool
+}
+
+func run(ctx context.Context, o options, log *slog.Logger) (err error) {
+	cfg, inCell, err := member.FromEnv()
+	if err != nil {
+		return err
+	}
+	open := memory.OpenSQLite
+	if o.store == "postgres" {
+		open = memory.OpenPostgres
+	}
+	store, err := open(ctx, o.dsn, memory.OpenOptions{Cell: cfg.Cell})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	relay, err := o.relay(store, log)
+	if err != nil {
+		return err
+	}
+	ln, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	metrics := prometheus.NewRegistry()
+	if !inCell {
+		log.Info("no cell around; serving alone", "listen", ln.Addr())
+		if relay != nil {
+			life, stop := context.WithCancel(ctx)
+			done := make(chan struct{})
+			go func() { defer close(done); _ = relay.Run(life) }()
+			defer func() { stop(); <-done }()
+		}
+		api := memory.New(store, memory.Options{Log: log, Tenant: memory.HeaderTenant("X-Tenant")}).Handler()
+		return o.serve(ctx, ln, api, alive(), metrics, func(context.Context) error { return nil })
+	}
+	agent, closeAgent, err := store.Agent(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeAgent()) }()
+	m, err := member.Join(ctx, cfg, member.WithLogger(log), member.WithMetrics(metrics), member.WithStore(member.Store{
+		Keeper: store.Guard(), Agent: agent, Relay: relay, Tables: memory.Tables, Engine: o.store}))
+	if err != nil {
+		return err
+	}
+	api := memory.New(store, memory.Options{Log: log}).Handler()
+	// First nobody is sent here any more, then what runs ends, then the member does.
+	err = o.serve(ctx, ln, m.Handler(api), m.HealthHandler(), metrics, m.Retire)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	return errors.Join(err, m.Close(end))
+}
+
+// relay returns what publishes the outbox, or nil when nobody wants it.
+func (o *options) relay(store *memory.Store, log *slog.Logger) (member.Runner, error) {
+	if o.webhook == "" {
+		return nil, nil
+	}
+	key, err := os.ReadFile(o.webhookKey)
+	if err != nil {
+		return nil, fmt.Errorf("--webhook needs --webhook-key-file: %w", err)
+	}
+	pub, err := webhook.New(webhook.Config{URL: o.webhook, Secrets: [][]byte{bytes.TrimSpace(key)}})
+	if err != nil {
+		return nil, err
+	}
+	return guard.NewRelay(guard.RelayConfig{Store: store.Guard(), Publisher: pub, Logger: log})
+}
+
+func alive() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+}
+
+// serve answers the API, and health and metrics where they are wanted, until ctx
+// ends; then retire says that nobody shall come any more, and what runs may end.
+func (o *options) serve(ctx context.Context, ln net.Listener, api, health http.Handler, reg *prometheus.Registry, retire func(context.Context) error) error {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Handler: api, Protocols: protocols, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
+	failed := make(chan error, 2)
+	go func() { failed <- srv.Serve(ln) }()
+	var admin *http.Server
+	if o.admin != "" {
+		al, err := net.Listen("tcp", o.admin)
+		if err != nil {
+			return errors.Join(err, srv.Close())
+		}
+		mux := http.NewServeMux()
+		mux.Handle("/livez", health)
+		mux.Handle("/readyz", health)
+		mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+		admin = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+		go func() { failed <- admin.Serve(al) }()
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*time.Second)
+	defer cancel()
+	err = errors.Join(err, retire(end))
+	if serr := srv.Shutdown(end); serr != nil {
+		_ = srv.Close() // streams that do not end by themselves
+	}
+	if admin != nil {
+		err = errors.Join(err, admin.Close())
+	}
+	return err
+}

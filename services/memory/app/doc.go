@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package app is the program memory: its flags, its listeners, and how it joins a
+// cell. The environment is authoritative for whether it does: with CELL_ID it is a
+// process of that cell and answers only what an edge admitted there, without any
+// CELL_ variable it is an ordinary service.
+//
+//	starting -> reconciling fences -> ready -> retiring -> ended
+//
+// A failure before ready ends the program; whoever supervises it starts it again.
+// While it serves, a directory or database that is away is ridden out: see packages
+// member and memory. SIGTERM retires the process: edges stop sending, what runs
+// ends, then it leaves the cell.
+//
+// --listen takes tenants' requests and must be reachable by edges only (127.0.0.1
+// by default); --admin-listen has health and metrics and no tenant's data.
+package app
