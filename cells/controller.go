@@ -159,22 +159,31 @@ const (
 	// briefly is for what can still be given up.
 	briefly patience = 5
 	// patiently is for giving up itself: about ten seconds.
-	patiently patience = 20
+	patiently patience = 45
 )
 
 func (p patience) options() []backoff.RetryOption {
 	b := backoff.NewExponentialBackOff()
 	b.InitialInterval = 10 * time.Millisecond
-	b.MaxInterval = time.Second
+	b.MaxInterval = 250 * time.Millisecond // what is decided keeps clients waiting
 	return []backoff.RetryOption{backoff.WithBackOff(b), backoff.WithMaxTries(uint(p)), backoff.WithMaxElapsedTime(0)}
 }
 
-// retry calls f until it succeeds or says that it never will.
+// retry calls f until it succeeds, says that it never will, or the context ends;
+// then the error wraps both the context's cause and f's last error.
 func retry[T any](ctx context.Context, p patience, f func() (T, error)) (T, error) {
-	v, err := backoff.Retry(ctx, f, p.options()...)
+	var last error
+	v, err := backoff.Retry(ctx, func() (T, error) {
+		v, err := f()
+		last = err
+		return v, err
+	}, p.options()...)
 	var perm *backoff.PermanentError
 	if errors.As(err, &perm) {
-		err = perm.Unwrap()
+		return v, perm.Unwrap()
+	}
+	if err != nil && last != nil && !errors.Is(last, err) {
+		err = fmt.Errorf("%w: %w", err, last)
 	}
 	return v, err
 }

@@ -54,7 +54,10 @@ func (d *drive) run(ctx context.Context) error {
 		case isStop(err):
 			return err
 		case ctx.Err() != nil:
-			return fmt.Errorf("move %s left at %s: %w (%v)", d.ref.ID, d.row.State, context.Cause(ctx), err)
+			if cause := context.Cause(ctx); !errors.Is(err, cause) {
+				err = fmt.Errorf("%w: %w", cause, err)
+			}
+			return fmt.Errorf("move %s left at %s, to be resumed: %w", d.ref.ID, d.row.State, err)
 		case errors.Is(err, errChanged):
 			if err := d.reread(ctx); err != nil {
 				return err
@@ -70,7 +73,7 @@ func (d *drive) run(ctx context.Context) error {
 func (d *drive) reread(ctx context.Context) error {
 	r, err := d.c.read(ctx, d.ref.Tenant, forever)
 	if err != nil {
-		return fmt.Errorf("move %s left at %s: %w", d.ref.ID, d.row.State, err)
+		return fmt.Errorf("move %s left at %s, to be resumed: %w", d.ref.ID, d.row.State, err)
 	}
 	d.row = r
 	return nil
@@ -81,7 +84,7 @@ func (d *drive) reread(ctx context.Context) error {
 func (d *drive) giveUp(ctx context.Context, cause error) error {
 	seen := d.row.Revision
 	if err := d.reread(ctx); err != nil {
-		return errors.Join(cause, err)
+		return fmt.Errorf("%w (after %w)", err, cause)
 	}
 	if d.row.Revision != seen {
 		return nil
@@ -97,7 +100,7 @@ func (d *drive) giveUp(ctx context.Context, cause error) error {
 	case isStop(err):
 		return err
 	}
-	return fmt.Errorf("move %s left at %s: %w", d.ref.ID, d.row.State, errors.Join(cause, err))
+	return fmt.Errorf("move %s left at %s, to be resumed: %w: %w", d.ref.ID, d.row.State, cause, err)
 }
 
 func (d *drive) rollback(ctx context.Context, reason string) error {

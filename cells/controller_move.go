@@ -154,7 +154,8 @@ func (c *MoveController) complete(ctx context.Context, d *drive) (MoveResult, er
 // being prepared goes on under its id, a cut goes on or, past its deadline, is
 // rolled back, a decided one is finished, a deletion is finished, left-behind rows
 // are removed. Nothing to do is no error. A preparation that does not fit the
-// budget is given up, as [MoveController.Run] without Force would. Several
+// budget is given up, as [MoveController.Run] without Force would. A move that
+// ends with the source serving gives an error that wraps [ErrRolledBack]. Several
 // processes may resume the same tenant at the same time.
 func (c *MoveController) Resume(ctx context.Context, tenant TenantID) (MoveResult, error) {
 	for range maxRounds {
