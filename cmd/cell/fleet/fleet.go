@@ -153,9 +153,18 @@ func (f *Fleet) start(ctx context.Context) error {
 	return nil
 }
 
-// Close ends every process and leaves the state folder as it is.
+// Close ends every process and leaves the state folder as it is: first the edge,
+// then the cells, which still tell the directory that they leave, then it.
 func (f *Fleet) Close() {
 	if f.Procs != nil {
+		f.Procs.Remove("edge")
+		var wg sync.WaitGroup
+		for _, name := range f.Procs.Names() {
+			if name != "directory" {
+				wg.Go(func() { f.Procs.Remove(name) })
+			}
+		}
+		wg.Wait()
 		f.Procs.Close()
 	}
 	f.mu.Lock()
