@@ -45,19 +45,23 @@ type Admission struct {
 	// higher than the one that was asked for (see TenantRoute.Floor).
 	Epoch Epoch
 
-	gates *Gates
 	gate  *gate
-	ctx   context.Context
-	label string
 	begun time.Duration // since gates.born
 	// Guarded by gate.mu:
 	next, prev *Admission
-	route      *TenantRoute
-	cancel     context.CancelCauseFunc // nil unless a stream or a job
-	ended      *Answer                 // why the gate has cancelled it, or nil
-	force      func()                  // called a while after that, if it is still not done
-	forcing    *time.Timer
+	ctx        context.Context
+	label      string
+	long       *longAdmission // nil for a request
 	done       bool
+}
+
+// longAdmission is what a stream or a job has more than a request. It is guarded
+// by gate.mu.
+type longAdmission struct {
+	cancel  context.CancelCauseFunc
+	ended   *Answer // why the gate has cancelled it, or nil
+	force   func()  // called a while after that, if it is still not done
+	forcing *time.Timer
 }
 
 // Admit decides whether a request, a stream or a job of the tenant may begin in
@@ -287,14 +291,14 @@ func (g *Gates) enter(ctx context.Context, req *AdmitRequest, d *decision) (*Adm
 	}
 	var a *Admission
 	if req.Stream || req.Internal {
-		a = &Admission{}
-		a.ctx, a.cancel = context.WithCancelCause(ctx)
+		a = &Admission{long: &longAdmission{}}
+		a.ctx, a.long.cancel = context.WithCancelCause(ctx)
 	} else {
 		a = g.slot()
 		a.ctx = ctx
 	}
 	a.Tenant, a.Cell, a.Epoch = req.Tenant, g.cell, d.epoch
-	a.gates, a.gate, a.label, a.route = g, t, req.Label, d.route
+	a.gate, a.label = t, req.Label
 	a.begun = time.Since(g.born)
 	a.next = t.first
 	if t.first != nil {
@@ -346,7 +350,7 @@ func (g *Gates) await(ctx context.Context, o *opening) error {
 // slab is memory for admissions that were not given out yet. A slot is used once:
 // a second Done must never meet somebody else's admission.
 type slab struct {
-	slots [32]Admission
+	slots [34]Admission // fills a size class of the allocator
 	used  int
 }
 
@@ -394,19 +398,18 @@ func (a *Admission) Done() {
 			close(d.empty)
 		}
 	}
-	cancel := a.cancel
-	if a.forcing != nil {
-		a.forcing.Stop()
-	}
-	a.force = nil
-	if cancel == nil {
+	long := a.long
+	if long == nil {
 		// Its neighbours in the slab must not keep the request alive.
 		a.ctx, a.label = nil, ""
+		t.mu.Unlock()
+		return
+	}
+	if long.forcing != nil {
+		long.forcing.Stop()
 	}
 	t.mu.Unlock()
-	if cancel != nil {
-		cancel(context.Canceled)
-	}
+	long.cancel(context.Canceled)
 }
 
 // Context returns the context to work with: the one that was given to Admit, with
@@ -432,10 +435,15 @@ var doneContext = func() context.Context {
 // endLocked cancels a stream or a job because the gate closes. The caller holds
 // gate.mu.
 func (a *Admission) endLocked(cause *Answer) {
-	a.ended = cause
-	a.cancel(cause)
-	if a.force != nil {
-		a.forcing = time.AfterFunc(a.gates.cfg.grace, a.force)
+	a.long.ended = cause
+	a.long.cancel(cause)
+	a.forceLater()
+}
+
+// forceLater starts the grace. The caller holds gate.mu.
+func (a *Admission) forceLater() {
+	if l := a.long; l.force != nil && l.ended != nil && l.forcing == nil && !a.done {
+		l.forcing = time.AfterFunc(a.gate.gates.cfg.grace, l.force)
 	}
 }
 
@@ -444,39 +452,41 @@ func (a *Admission) endLocked(cause *Answer) {
 func (a *Admission) onForce(f func()) {
 	a.gate.mu.Lock()
 	defer a.gate.mu.Unlock()
-	if a.done {
-		return
-	}
-	a.force = f
-	if a.ended != nil {
-		a.forcing = time.AfterFunc(a.gates.cfg.grace, f)
-	}
+	a.long.force = f
+	a.forceLater()
 }
 
 // stream makes the admission a stream from now on: the context returned is
-// cancelled when the gate closes, at once if it has.
-func (a *Admission) stream(ctx context.Context) context.Context {
+// cancelled when the gate closes, at once if it has. If it has not ended a while
+// after that, force is called, unless it is nil.
+func (a *Admission) stream(ctx context.Context, force func()) context.Context {
 	t := a.gate
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	sctx, cancel := context.WithCancelCause(ctx)
-	switch {
-	case a.done:
+	if a.done {
 		cancel(context.Canceled)
 		return sctx
-	case a.ended != nil:
-		cancel(a.ended)
+	}
+	if a.long == nil {
+		a.long = &longAdmission{cancel: func(error) {}}
+	}
+	l := a.long
+	if force != nil {
+		l.force = force
+	}
+	if l.ended != nil {
+		cancel(l.ended)
+		a.forceLater()
 		return sctx
 	}
-	before := a.cancel
-	a.cancel = func(cause error) {
+	before := l.cancel
+	l.cancel = func(cause error) {
 		cancel(cause)
-		if before != nil {
-			before(cause)
-		}
+		before(cause)
 	}
-	if cur := a.gates.router.view.get(a.Tenant); cur != nil && (cur.Revision <= t.closed || !cur.admits(a.Cell, a.Epoch)) {
-		a.endLocked(a.gates.gateClosed(cur))
+	if cur := t.gates.router.view.get(a.Tenant); cur != nil && (cur.Revision <= t.closed || !cur.admits(a.Cell, a.Epoch)) {
+		a.endLocked(t.gates.gateClosed(cur))
 	}
 	return sctx
 }
@@ -493,7 +503,7 @@ func (a *Admission) Refusal(err error) *Answer {
 	if !errors.Is(err, ErrFenced) {
 		return nil
 	}
-	g := a.gates
+	g := a.gate.gates
 	code := CodeStaleRoute
 	if cur := g.router.view.get(a.Tenant); cur != nil && cur.Moving() && cur.CellID == g.cell {
 		code = CodeMoving
@@ -502,6 +512,9 @@ func (a *Admission) Refusal(err error) *Answer {
 }
 
 type admissionKey struct{}
+
+// forceKey is for what ends a request by force, a func().
+type forceKey struct{}
 
 // ContextWithAdmission returns a context that carries the admission.
 func ContextWithAdmission(ctx context.Context, a *Admission) context.Context {
@@ -519,8 +532,10 @@ func AdmissionFromContext(ctx context.Context) (*Admission, bool) {
 // when the tenant's gate closes; the handler ends then. Without an admission it
 // returns ctx. It may be called again.
 func MarkStream(ctx context.Context) context.Context {
-	if a, ok := AdmissionFromContext(ctx); ok {
-		return a.stream(ctx)
+	a, ok := AdmissionFromContext(ctx)
+	if !ok {
+		return ctx
 	}
-	return ctx
+	force, _ := ctx.Value(forceKey{}).(func())
+	return a.stream(ctx, force)
 }

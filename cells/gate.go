@@ -130,7 +130,8 @@ func (g *Gates) SetAdmissionKeys(keys ...[]byte) error {
 // admissions are made under mu after looking at the view once more, and the view
 // never goes back.
 type gate struct {
-	mu sync.Mutex // guards all below, except for reads of inflight
+	gates *Gates
+	mu    sync.Mutex // guards all below, except for reads of inflight
 	// closed is the highest revision at which the gate was closed by an order to
 	// drain: only a newer route opens it again.
 	closed Revision
@@ -176,7 +177,7 @@ func (g *Gates) gate(tenant TenantID) *gate {
 	if t := g.peek(tenant); t != nil {
 		return t
 	}
-	v, loaded := g.gates.LoadOrStore(tenant, &gate{})
+	v, loaded := g.gates.LoadOrStore(tenant, &gate{gates: g})
 	if !loaded {
 		if n := g.count.Add(1); n >= g.sweep.Load() {
 			g.dropIdle()
@@ -229,7 +230,7 @@ func (g *Gates) routeChanged(_, next *TenantRoute) {
 func (g *Gates) endStreams(t *gate, below Epoch, route *TenantRoute) {
 	var cause *Answer
 	for a := t.first; a != nil; a = a.next {
-		if a.cancel == nil || a.Epoch >= below || a.ended != nil {
+		if a.long == nil || a.Epoch >= below || a.long.ended != nil {
 			continue
 		}
 		if cause == nil {

@@ -156,7 +156,7 @@ func (g *Gates) giveUp(t *gate, d *drain, route *TenantRoute, cause error) error
 			copy(e.Holders, e.Holders[1:])
 			e.Holders = e.Holders[:maxHolders-1]
 		}
-		e.Holders = append(e.Holders, Holder{Label: a.label, Epoch: a.Epoch, Stream: a.cancel != nil, For: now - a.begun})
+		e.Holders = append(e.Holders, Holder{Label: a.label, Epoch: a.Epoch, Stream: a.long != nil, For: now - a.begun})
 	}
 	if e.InFlight == 0 {
 		return nil

@@ -3,6 +3,7 @@
 package cells
 
 import (
+	"context"
 	"net/http"
 	"net/textproto"
 	"strconv"
@@ -102,13 +103,29 @@ func (g *Gates) serveHTTP(w http.ResponseWriter, r *http.Request, next http.Hand
 	}
 	rw := &admittedWriter{responseWriter: responseWriter{w: w}, admission: a, cell: string(g.cell), epoch: strconv.FormatUint(uint64(a.Epoch), 10)}
 	rw.prepare = rw.stamp
-	a.onForce(rw.forceEnd)
 	defer rw.finish()
-	ctx := ContextWithAdmission(r.Context(), a)
+	ctx := &requestContext{Context: r.Context(), writer: rw}
 	if stream {
-		ctx = a.Context()
+		a.onForce(rw.forceEnd)
+		ctx.Context = a.Context()
 	}
 	next.ServeHTTP(rw.forHandler(), r.WithContext(ctx))
+}
+
+// requestContext carries a request's admission, and what ends the request by force.
+type requestContext struct {
+	context.Context
+	writer *admittedWriter
+}
+
+func (c *requestContext) Value(key any) any {
+	switch key.(type) {
+	case admissionKey:
+		return c.writer.admission
+	case forceKey:
+		return c.writer.forceEnd
+	}
+	return c.Context.Value(key)
 }
 
 func (g *Gates) refuseHTTP(w http.ResponseWriter, r *http.Request, a *Answer) {

@@ -4,6 +4,7 @@ package cells
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"net/http"
@@ -194,6 +195,8 @@ func (w *hijackWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.mu.Lock()
 	w.conn = h
 	w.mu.Unlock()
+	// Whatever it was asked for as, it may go on for long from now on.
+	w.admission.stream(context.Background(), w.forceEnd)
 	// The buffered reader and writer go to the connection below: only Close matters
 	// here.
 	return h, rw, nil
