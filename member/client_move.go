@@ -173,3 +173,13 @@ func (c *AgentClient) Discard(ctx context.Context, tenant cells.TenantID, r cell
 	})
 	return err
 }
+
+// Holds reports whether the cell's database has rows of the tenant. A stateless
+// cell has none.
+func (c *AgentClient) Holds(ctx context.Context, cell cells.CellID, tenant cells.TenantID) (bool, error) {
+	s, err := c.survey(ctx, cell, cells.MoveRef{Tenant: tenant})
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(s.Tables, func(t transfer.TableInfo) bool { return t.Rows > 0 }), nil
+}
