@@ -111,7 +111,8 @@ type RelayStore interface {
 	// limit, to publish and records them as published when it returns nil. The
 	// context of publish ends with [ErrPaused] as its cause when the tenant is paused; a
 	// call of PauseEvents waits until publish has returned.
-	// It returns how many were published: 0 and no error when there is nothing to
+	// It returns how many were published, also with an error that is a
+	// [PartialError] of publish: 0 and no error when there is nothing to
 	// publish (no events, a closed fence, paused). [ErrBusy] when another
 	// process has the turn.
 	PublishNext(ctx context.Context, tenant cells.TenantID, limit int, publish func(context.Context, []Event) error) (int, error)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/guard/internal/rules"
 )
 
 // Events implements [guard.Outbox]. limit 0 means 1000.
@@ -67,24 +68,28 @@ func (c *core) Backlog(ctx context.Context, after cells.TenantID, limit int) ([]
 // is held while publish runs.
 func (c *core) PublishNext(ctx context.Context, tenant cells.TenantID, limit int, publish func(context.Context, []guard.Event) error) (int, error) {
 	var n int
+	var perr error // publish's
 	err := c.inTurn(ctx, tenant, func(ctx context.Context, tx txn, published int64) error {
 		events, err := c.events(ctx, tx, tenant, published, limit)
 		if err != nil || len(events) == 0 {
+			return translate(err)
+		}
+		if err := rules.Contiguous(cells.EventSeq(published), events); err != nil {
 			return err
 		}
-		if first := events[0].Seq; int64(first) != published+1 {
-			return fmt.Errorf("%w: events %d to %d of tenant %s are missing from the outbox", cells.ErrInvalid, published+1, first-1, tenant)
+		perr = publish(ctx, events)
+		if perr != nil && ctx.Err() != nil {
+			perr = ended(ctx, perr)
 		}
-		if err := publish(ctx, events); err != nil {
-			return err
+		if n = guard.Accepted(perr, len(events)); n == 0 {
+			return perr
 		}
-		n = len(events)
-		return c.setPublished(context.WithoutCancel(ctx), tx, string(tenant), int64(events[n-1].Seq))
+		return translate(c.setPublished(context.WithoutCancel(ctx), tx, string(tenant), int64(events[n-1].Seq)))
 	})
 	if err != nil {
 		return 0, err
 	}
-	return n, nil
+	return n, perr
 }
 
 // inTurn runs f while this transaction has the tenant's turn, unless the tenant
@@ -111,11 +116,11 @@ func (c *core) inTurn(ctx context.Context, tenant cells.TenantID, f func(ctx con
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
-	if err == nil {
-		err = f(pctx, tx, published)
-	}
 	if err != nil {
 		return ended(pctx, translate(err))
+	}
+	if err := f(pctx, tx, published); err != nil {
+		return ended(pctx, err)
 	}
 	return c.commit(ctx, tx)
 }
@@ -127,14 +132,14 @@ func (c *core) inTurn(ctx context.Context, tenant cells.TenantID, f func(ctx con
 func (c *core) Prune(ctx context.Context, tenant cells.TenantID, upto cells.EventSeq) (int64, error) {
 	var total int64
 	for {
-		var n int64
+		var n int64 // stays 0 when the tenant is left alone
 		err := c.inTurn(ctx, tenant, func(ctx context.Context, tx txn, published int64) error {
 			if err := c.relayMark(ctx, tx, string(tenant)); err != nil {
-				return err
+				return translate(err)
 			}
-			return tx.row(ctx, c.q(`WITH gone AS (DELETE FROM @s.outbox WHERE tenant = $1 AND event_seq IN (
+			return translate(tx.row(ctx, c.q(`WITH gone AS (DELETE FROM @s.outbox WHERE tenant = $1 AND event_seq IN (
 				SELECT event_seq FROM @s.outbox WHERE tenant = $1 AND event_seq <= $2 ORDER BY event_seq LIMIT 1000) RETURNING 1)
-				SELECT count(*) FROM gone`), []any{string(tenant), min(int64(min(upto, 1<<62)), published)}, &n)
+				SELECT count(*) FROM gone`), []any{string(tenant), min(int64(min(upto, 1<<62)), published)}, &n))
 		})
 		total += n
 		if err != nil || n == 0 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/guard/internal/rules"
 )
 
 // Events implements [guard.Outbox]. limit 0 means 1000.
@@ -95,8 +96,8 @@ func (g *Guard) PublishNext(ctx context.Context, tenant cells.TenantID, limit in
 		if batch, err = events(ctx, tx, tenant, published, limit); err != nil || len(batch) == 0 {
 			return err
 		}
-		if first := batch[0].Seq; int64(first) != published+1 {
-			return fmt.Errorf("%w: events %d to %d of tenant %s are missing from the outbox", cells.ErrInvalid, published+1, first-1, tenant)
+		if err := rules.Contiguous(cells.EventSeq(published), batch); err != nil {
+			return err
 		}
 		_, err = tx.ExecContext(ctx, `INSERT INTO cell_outbox_turn (tenant) VALUES (?) ON CONFLICT DO NOTHING`, string(tenant))
 		return err
@@ -105,22 +106,20 @@ func (g *Guard) PublishNext(ctx context.Context, tenant cells.TenantID, limit in
 		return 0, err
 	}
 	perr := publish(pctx, batch)
+	n = guard.Accepted(perr, len(batch))
 	// The record and the end of the turn are one commit, whatever ctx does.
 	err = g.inOrder(context.WithoutCancel(ctx), func(ctx context.Context, tx *sql.Tx) error {
-		if perr == nil {
-			if err := setPublished(ctx, tx, tenant, batch[len(batch)-1].Seq); err != nil {
+		if n > 0 {
+			if err := setPublished(ctx, tx, tenant, batch[n-1].Seq); err != nil {
 				return err
 			}
 		}
 		return dropTurn(ctx, tx, tenant)
 	})
-	if perr != nil {
-		return 0, ended(pctx, perr)
-	}
 	if err != nil {
 		return 0, err
 	}
-	return len(batch), nil
+	return n, ended(pctx, perr)
 }
 
 // mayPublish reports how far the tenant is published and whether its fence is

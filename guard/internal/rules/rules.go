@@ -134,3 +134,14 @@ func describe(row guard.Fence) string {
 	}
 	return fmt.Sprintf("closed at %d by move %q", row.Epoch, row.Move)
 }
+
+// Contiguous checks that events go on behind published without a gap. The error
+// wraps [cells.ErrInvalid].
+func Contiguous(published cells.EventSeq, events []guard.Event) error {
+	for i, e := range events {
+		if want := published + 1 + cells.EventSeq(i); e.Seq != want {
+			return fmt.Errorf("%w: the outbox of tenant %s has event %d where %d should be", cells.ErrInvalid, e.Tenant, e.Seq, want)
+		}
+	}
+	return nil
+}
