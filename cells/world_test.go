@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 )
 
@@ -22,7 +21,7 @@ func maskRandom(s string) string { return randomID.ReplaceAllString(s, "$1-*") }
 // cells of the explorer's model behind the interfaces of roles.go, whose every
 // call can fail before or after it has taken effect, or hang.
 type world struct {
-	t     testing.TB
+	t     reporter
 	inner RoutingTable
 
 	mu     sync.Mutex // guards what follows
@@ -31,11 +30,17 @@ type world struct {
 	faults map[string][]fault
 	// before runs once, in front of the call that it is keyed by.
 	before map[string]func()
-	// lost: writes acknowledged by a cell that was not the only open one.
-	lost []string
-	pred time.Duration
-	find []Finding
-	refs []MoveRef // of every Prepare
+	// chaos, if set, is asked in front of every call what goes wrong with it.
+	chaos func(point string) faultMode
+	pred  time.Duration
+	find  []Finding
+	refs  []MoveRef // of every Prepare
+}
+
+// reporter is what the world needs of a test: testing.TB or rapid.TB.
+type reporter interface {
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
 }
 
 type faultMode string
@@ -54,7 +59,7 @@ type fault struct {
 
 var errInjected = errors.New("injected")
 
-func newWorld(t testing.TB) *world {
+func newWorld(t reporter) *world {
 	return &world{t: t, inner: NewMemTable(), moves: map[MoveID]uint8{}, faults: map[string][]fault{}, before: map[string]func(){}}
 }
 
@@ -88,9 +93,13 @@ func (w *world) call(ctx context.Context, point string, f func() error) error {
 			}
 		}
 	}
+	chaos := w.chaos
 	w.mu.Unlock()
 	if hook != nil {
 		hook()
+	}
+	if chaos != nil {
+		mode = chaos(point)
 	}
 	switch mode {
 	case failHang:
