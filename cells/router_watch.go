@@ -114,16 +114,18 @@ func (r *Router) buryVanished(seen map[TenantID]struct{}, first Revision) {
 // follow keeps the view up to date until Close.
 func (r *Router) follow() {
 	backoff := watchBackoffMin
+	listed := false // the table was listed anew, and no watch has gone on from there yet
 	for r.life.Err() == nil {
 		progress, err := r.watchOnce(r.life)
 		if r.life.Err() != nil {
 			return
 		}
 		if progress {
-			backoff = watchBackoffMin
+			backoff, listed = watchBackoffMin, false
 		}
-		if errors.Is(err, ErrCompacted) {
+		if errors.Is(err, ErrCompacted) && !listed {
 			if err = r.relist(r.life); err == nil {
+				listed = true
 				r.status.relisted()
 				r.cfg.log.Info("cells: the routes were listed anew", "revision", r.view.revision())
 				continue
@@ -142,7 +144,7 @@ func (r *Router) follow() {
 			t.Stop()
 			return
 		}
-		backoff = min(2*backoff, watchBackoffMax)
+		backoff, listed = min(2*backoff, watchBackoffMax), false
 	}
 }
 
