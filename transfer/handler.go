@@ -48,6 +48,9 @@ type reply struct {
 // authorize decides whether the caller may have the tenant's rows for that move:
 // only the agent of m.Target may, while the route names that move. For a survey
 // the ids of cells and the epoch may be empty.
+//
+// It is an io.Closer: Close closes the views that clients have left open, once
+// requests have ended; later ones open none.
 func Handler(source Source, authorize func(*http.Request, cells.MoveRef) error) http.Handler {
 	return &server{source: source, authorize: authorize, views: map[string]*heldView{}}
 }
@@ -56,8 +59,18 @@ type server struct {
 	source    Source
 	authorize func(*http.Request, cells.MoveRef) error
 
-	mu    sync.Mutex // guards views
-	views map[string]*heldView
+	mu     sync.Mutex // guards views and closed
+	views  map[string]*heldView
+	closed bool
+}
+
+// Close implements io.Closer.
+func (s *server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.drop(func(*heldView) bool { return true })
+	return nil
 }
 
 // heldView is a view that a client has open.
@@ -166,8 +179,16 @@ func (s *server) open(w http.ResponseWriter, r *http.Request, m cells.MoveRef, f
 	h := &heldView{id: rand.Text(), move: m.ID, view: view}
 	h.timer = time.AfterFunc(viewLease, func() { s.drop(func(x *heldView) bool { return x == h }) })
 	s.mu.Lock()
-	s.views[h.id] = h
+	closed := s.closed
+	if !closed {
+		s.views[h.id] = h
+	}
 	s.mu.Unlock()
+	if closed {
+		h.timer.Stop()
+		s.fail(w, http.StatusServiceUnavailable, errors.Join(fmt.Errorf("%w: the agent is closed", cells.ErrUnavailable), view.Close()))
+		return
+	}
 	s.answer(w, reply{View: h.id, Position: view.Position()}, nil)
 }
 
