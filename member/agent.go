@@ -89,6 +89,7 @@ func (m *Member) agentHandler() http.Handler {
 	mux.Handle("/", m.channel.Require(orders, channel.RoleDirectory))
 	if m.opts.store != nil && m.opts.store.Agent != nil {
 		h := transfer.Handler(m.opts.store.Agent.Source(), m.authorize)
+		m.views, _ = h.(io.Closer)
 		mux.Handle(PathTransfer, m.channel.Require(h, channel.RoleCell))
 	}
 	return mux

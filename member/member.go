@@ -43,6 +43,7 @@ type Member struct {
 	listener net.Listener
 	agentURL string
 	server   *http.Server
+	views    io.Closer // what other cells have open of this one's rows; may be nil
 
 	life context.Context // ends at Close, with errLeaving as its cause
 	end  context.CancelCauseFunc
@@ -442,6 +443,9 @@ func (m *Member) Close(ctx context.Context) error {
 		cancel()
 	} else if m.listener != nil {
 		errs = append(errs, m.listener.Close())
+	}
+	if m.views != nil {
+		errs = append(errs, m.views.Close())
 	}
 	m.wg.Wait()
 	m.setReady(false, "leaving")
