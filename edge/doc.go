@@ -39,6 +39,11 @@
 // what can no longer be sent again, its refusal is passed on: it says that nothing
 // has run. Nothing else is ever repeated, idempotent or not.
 //
+// Asking first has one effect that a service can see: over HTTP/1.1, a handler that
+// begins its answer before it has read anything of a body of unknown length gets no
+// body, as the answer came instead of 100 Continue. Handlers that talk both ways at
+// once read first, or are reached by HTTP/2 (HTTP2ToCells, gRPC).
+//
 // # What is changed on the way
 //
 // The method, the raw path and query, the Host, the body and its trailers go as the

@@ -95,18 +95,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 	for _, id := range o.cells {
 		f.start(id, o)
 	}
-	cfg := o.cfg
-	if cfg.Extractors == nil {
-		cfg.Extractors = []extract.Spec{{Header: "X-Tenant"}, {Path: "/t/{tenant}/", Strip: true}, {Host: "{tenant}.localhost"}}
-	}
-	if cfg.AdmissionKey == nil {
-		cfg.AdmissionKey = masterKey
-	}
-	if cfg.Addr == "" {
-		cfg.Addr = "127.0.0.1:0"
-	}
-	cfg.AdminAddr = "127.0.0.1:0"
-	cfg.Log = quiet()
+	cfg := f.config(o.cfg)
 	routes := o.routes
 	if routes == nil {
 		opts := []cells.RouterOption{cells.WithRouterLogger(quiet())}
@@ -134,6 +123,22 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 		h2.CloseIdleConnections()
 	})
 	return f
+}
+
+// config fills in what tests do not care about.
+func (f *fleet) config(cfg edge.Config) edge.Config {
+	if cfg.Extractors == nil {
+		cfg.Extractors = []extract.Spec{{Header: "X-Tenant"}, {Path: "/t/{tenant}/", Strip: true}, {Host: "{tenant}.localhost"}}
+	}
+	if cfg.AdmissionKey == nil {
+		cfg.AdmissionKey = masterKey
+	}
+	if cfg.Addr == "" {
+		cfg.Addr = "127.0.0.1:0"
+	}
+	cfg.AdminAddr = "127.0.0.1:0"
+	cfg.Log = quiet()
+	return cfg
 }
 
 // run serves until the test ends.
