@@ -27,7 +27,7 @@ func (b *buffers) Put(p []byte) { b.pool.Put(p) } //nolint:staticcheck // the sl
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.active.Add(1)
 	x := &exchange{s: s, in: r, start: time.Now()}
-	x.rec = recorder{w: w}
+	x.rec = recorder{w: w, http1: r.ProtoMajor == 1}
 	defer func() {
 		s.active.Add(-1)
 		x.finish(recover())
@@ -109,14 +109,27 @@ func (x *exchange) proxy() {
 		}
 		x.ask = !x.grpc && (r.ContentLength < 0 || r.ContentLength > int64(limit)) && r.Header.Get("Expect") == ""
 		forward.CleanRequest(r.Trailer)
-		x.body = forward.NewBody(src, limit, x.s.budget, func() { forward.CleanRequest(r.Trailer) })
-		defer x.body.Close()
+		x.body = forward.NewBody(src, r.ContentLength, limit, x.s.budget, func() { forward.CleanRequest(r.Trailer) })
+		x.rec.body = x.body
+		defer x.endBody()
 	}
 	rp := httputil.ReverseProxy{
 		Rewrite: x.rewrite, Transport: x, ErrorHandler: x.failed, BufferPool: copyBuffers, FlushInterval: -1,
 		ErrorLog: slog.NewLogLogger(x.s.log.Handler(), slog.LevelDebug),
 	}
 	rp.ServeHTTP(&x.rec, r)
+}
+
+// lastBytes is how long a client may go on sending a body that nobody reads, so
+// that it sees the answer before the connection is closed.
+const lastBytes = 2 * time.Second
+
+// endBody ends the reading of the request's body.
+func (x *exchange) endBody() {
+	if x.body.Close() && x.in.ProtoMajor == 1 {
+		// net/http waits for the read that is under way before it closes the connection.
+		_ = http.NewResponseController(x.rec.w).SetReadDeadline(time.Now().Add(lastBytes))
+	}
 }
 
 // rewrite makes the request that goes to the cell, apart from what depends on the
@@ -169,6 +182,8 @@ func (x *exchange) refuse(a *cells.Answer) {
 // recorder notes what is answered.
 type recorder struct {
 	w      http.ResponseWriter
+	http1  bool
+	body   *forward.Body
 	status int
 	bytes  int64
 }
@@ -179,6 +194,10 @@ func (r *recorder) Header() http.Header         { return r.w.Header() }
 func (r *recorder) WriteHeader(status int) {
 	if r.status < 200 {
 		r.status = status
+	}
+	if status >= 200 && r.http1 && r.body != nil && !r.body.Finished() {
+		// What is left of the request must never be taken for the next one.
+		r.w.Header().Set("Connection", "close")
 	}
 	r.w.WriteHeader(status)
 }

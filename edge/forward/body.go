@@ -33,37 +33,50 @@ func (b *Budget) take(n int64) bool {
 	return true
 }
 
+// chunks lends what the source is read into.
+var chunks = sync.Pool{New: func() any { return new([16 << 10]byte) }}
+
 // Body is a request's body that can be sent more than once as long as what was
 // read of it is recorded: up to limit bytes, and within the budget. Past that it
-// goes on, but only once. It has no goroutine.
+// goes on, but only once.
+//
+// The source is read by a goroutine of its own, begun by the first read and never
+// ahead of an attempt: closing an attempt ends a read of it that waits for the
+// client. The goroutine ends with the source, or after [Body.Close] once the read
+// it is in returns.
 type Body struct {
 	src    io.Reader
+	length int64
 	limit  int
 	budget *Budget
 	onEOF  func()
 
 	mu      sync.Mutex // guards what follows
-	turn    *sync.Cond // a read of src ended, or an attempt did
-	buf     []byte     // what was read of src; nil once lost
+	turn    *sync.Cond // anything below has changed
+	buf     []byte     // what was read of src from its start; nil once lost
+	pending []byte     // what was read after that, for the present attempt only
 	charged int64      // bytes of budget
 	read    int64      // bytes read of src
-	lost    bool       // more was read than is recorded
-	done    bool       // no further attempt
+	lost    bool       // no other attempt can have the start
+	done    bool       // no other attempt is wanted
+	closed  bool       // nothing is wanted any more
 	err     error      // how src ended
-	reading bool       // an attempt is in src.Read
+	pumping bool       // the goroutine runs
+	wanted  bool       // an attempt waits for more of src
 	cur     *attempt
 }
 
-// NewBody wraps a request's body. onEOF, if set, is called once when src has been
-// read to its end, before the reader learns of it.
-func NewBody(src io.Reader, limit int, budget *Budget, onEOF func()) *Body {
-	b := &Body{src: src, limit: limit, budget: budget, onEOF: onEOF}
+// NewBody wraps a request's body of the given length, -1 when it is not known.
+// onEOF, if set, is called once when src has been read to its end, before the
+// reader learns of it.
+func NewBody(src io.Reader, length int64, limit int, budget *Budget, onEOF func()) *Body {
+	b := &Body{src: src, length: length, limit: limit, budget: budget, onEOF: onEOF}
 	b.turn = sync.NewCond(&b.mu)
 	return b
 }
 
 // Attempt ends the attempt before and returns the body from its start. It returns
-// nil when the start is lost or the body was released.
+// nil when the start is lost or the body was committed or closed.
 func (b *Body) Attempt() io.ReadCloser {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -100,6 +113,13 @@ func (b *Body) Read() int64 {
 	return b.read
 }
 
+// Finished reports whether nothing of the source is left to be read.
+func (b *Body) Finished() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err != nil || b.length >= 0 && b.read >= b.length
+}
+
 // Err returns how the source ended: nil while it has not, io.EOF at its end, else
 // the error of reading from the client.
 func (b *Body) Err() error {
@@ -114,23 +134,25 @@ func (b *Body) Commit() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.done = true
-	if b.cur == nil || b.cur.off >= int64(len(b.buf)) {
+	if b.cur == nil || b.cur.off >= len(b.buf) {
 		b.forget()
 	}
 }
 
-// Close ends the present attempt and forgets everything. A read of the source that
-// is under way is not waited for; no other begins.
-func (b *Body) Close() {
+// Close ends the present attempt and forgets everything. busy reports that a read
+// of the source is under way: it is not waited for, and no other follows.
+func (b *Body) Close() (busy bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.done = true
+	b.done, b.closed = true, true
 	if b.cur != nil {
 		b.cur.closed = true
 		b.cur = nil
 	}
 	b.forget()
+	b.pending = nil
 	b.turn.Broadcast()
+	return b.pumping && b.wanted && b.err == nil
 }
 
 // forget drops the record; mu is held.
@@ -143,33 +165,70 @@ func (b *Body) forget() {
 	b.charged = 0
 }
 
+// pump reads the source when an attempt wants more of it.
+func (b *Body) pump() {
+	chunk := chunks.Get().(*[16 << 10]byte)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for {
+		for !b.wanted && !b.closed {
+			b.turn.Wait()
+		}
+		if b.closed {
+			break
+		}
+		b.mu.Unlock()
+		n, err := b.src.Read(chunk[:])
+		b.mu.Lock()
+		b.record(chunk[:n])
+		b.err = err
+		if err == io.EOF && b.onEOF != nil {
+			b.onEOF()
+		}
+		if n > 0 || err != nil {
+			b.wanted = false
+			b.turn.Broadcast()
+		}
+		// The chunk is read out before it is used again.
+		for len(b.pending) > 0 && !b.closed {
+			b.turn.Wait()
+		}
+		if err != nil {
+			break
+		}
+	}
+	b.pumping = false
+	chunks.Put(chunk)
+}
+
 // record keeps p for another attempt, or gives up on that; mu is held.
 func (b *Body) record(p []byte) {
 	b.read += int64(len(p))
-	if b.lost || len(p) == 0 {
+	if len(p) == 0 || b.closed {
 		return
 	}
-	if b.done || len(b.buf)+len(p) > b.limit {
-		b.forget()
-		return
-	}
-	need := int64(len(b.buf)+len(p)) - b.charged
-	if need > 0 {
+	keep := !b.lost && !b.done && len(b.buf)+len(p) <= b.limit
+	if need := int64(len(b.buf)+len(p)) - b.charged; keep && need > 0 {
 		// Charged in steps, so that small reads do not contend for the budget.
 		need = (need + 4095) &^ 4095
-		if b.budget != nil && !b.budget.take(need) {
-			b.forget()
-			return
+		if keep = b.budget == nil || b.budget.take(need); keep {
+			b.charged += need
 		}
-		b.charged += need
 	}
-	b.buf = append(b.buf, p...)
+	if keep {
+		b.buf = append(b.buf, p...)
+		return
+	}
+	b.lost, b.pending = true, p
+	if b.cur == nil || b.cur.off >= len(b.buf) {
+		b.forget()
+	}
 }
 
 // attempt is one reading of a Body. Its fields are guarded by b.mu.
 type attempt struct {
 	b      *Body
-	off    int64
+	off    int // in b.buf
 	closed bool
 }
 
@@ -181,47 +240,37 @@ func (a *attempt) Read(p []byte) (int, error) {
 		switch {
 		case a.closed:
 			return 0, ErrAbandoned
-		case a.off < int64(len(b.buf)):
+		case a.off < len(b.buf):
 			n := copy(p, b.buf[a.off:])
-			a.off += int64(n)
-			if b.done && a.off >= int64(len(b.buf)) {
+			a.off += n
+			if (b.done || b.lost) && a.off >= len(b.buf) {
 				b.forget()
 			}
 			return n, nil
-		case a.off < b.read:
-			return 0, ErrAbandoned // another attempt's read lost the record meanwhile
+		case len(b.pending) > 0:
+			n := copy(p, b.pending)
+			if b.pending = b.pending[n:]; len(b.pending) == 0 {
+				b.turn.Broadcast()
+			}
+			return n, nil
 		case b.err != nil:
 			return 0, b.err
 		case len(p) == 0:
 			return 0, nil
-		case b.reading:
-			b.turn.Wait() // an abandoned attempt is still in src.Read; its bytes are recorded
-			continue
 		}
-		b.reading = true
-		b.mu.Unlock()
-		n, err := b.src.Read(p)
-		b.mu.Lock()
-		b.reading = false
-		b.record(p[:n])
-		if err != nil {
-			b.err = err
-			if err == io.EOF && b.onEOF != nil {
-				b.onEOF()
-			}
+		if !b.pumping {
+			b.pumping = true
+			go b.pump()
 		}
-		b.turn.Broadcast()
-		if a.closed {
-			return 0, ErrAbandoned
+		if !b.wanted {
+			b.wanted = true
+			b.turn.Broadcast()
 		}
-		a.off += int64(n)
-		if n > 0 || err != nil {
-			return n, err
-		}
+		b.turn.Wait()
 	}
 }
 
-// Close ends the attempt. The source stays open.
+// Close ends the attempt, and a Read of it that waits. The source stays open.
 func (a *attempt) Close() error {
 	a.b.mu.Lock()
 	defer a.b.mu.Unlock()

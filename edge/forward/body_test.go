@@ -28,7 +28,7 @@ func TestBodyReplaysWhatWasRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ends := 0
 			budget := NewBudget(1 << 20)
-			b := NewBody(strings.NewReader(text), 100, budget, func() { ends++ })
+			b := NewBody(iotest.OneByteReader(strings.NewReader(text)), -1, 100, budget, func() { ends++ })
 			first := b.Attempt()
 			if _, err := io.ReadFull(first, make([]byte, read)); err != nil {
 				t.Fatal(err)
@@ -57,7 +57,8 @@ func TestBodyReplaysWhatWasRead(t *testing.T) {
 func TestBodyPastLimitGoesOnButOnce(t *testing.T) {
 	text := strings.Repeat("x", 1000)
 	budget := NewBudget(1 << 20)
-	b := NewBody(strings.NewReader(text), 999, budget, nil)
+	b := NewBody(strings.NewReader(text), -1, 999, budget, nil)
+	defer b.Close()
 	if got := readAll(t, b.Attempt()); got != text {
 		t.Fatalf("%d bytes", len(got))
 	}
@@ -69,7 +70,8 @@ func TestBodyPastLimitGoesOnButOnce(t *testing.T) {
 func TestBodyBudgetIsShared(t *testing.T) {
 	budget := NewBudget(8192)
 	text := strings.Repeat("x", 5000)
-	a, b := NewBody(strings.NewReader(text), 1<<20, budget, nil), NewBody(strings.NewReader(text), 1<<20, budget, nil)
+	a, b := NewBody(strings.NewReader(text), -1, 1<<20, budget, nil), NewBody(strings.NewReader(text), -1, 1<<20, budget, nil)
+	defer b.Close()
 	if readAll(t, a.Attempt()) != text || readAll(t, b.Attempt()) != text {
 		t.Fatal("the bodies are not whole")
 	}
@@ -84,7 +86,7 @@ func TestBodyBudgetIsShared(t *testing.T) {
 
 func TestBodyCommit(t *testing.T) {
 	budget := NewBudget(1 << 20)
-	b := NewBody(strings.NewReader("0123456789"), 100, budget, nil)
+	b := NewBody(iotest.OneByteReader(strings.NewReader("0123456789")), -1, 100, budget, nil)
 	if _, err := io.ReadFull(b.Attempt(), make([]byte, 6)); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +99,7 @@ func TestBodyCommit(t *testing.T) {
 		t.Fatal("replayable after the commit")
 	}
 	_ = second
-	b2 := NewBody(strings.NewReader("0123456789"), 100, budget, nil)
+	b2 := NewBody(strings.NewReader("0123456789"), -1, 100, budget, nil)
 	only := b2.Attempt()
 	b2.Commit()
 	if got := readAll(t, only); got != "0123456789" || b2.Recorded() != 0 {
@@ -112,7 +114,7 @@ func TestBodyCommit(t *testing.T) {
 
 func TestBodySourceError(t *testing.T) {
 	boom := errors.New("boom")
-	b := NewBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(boom)), 100, nil, nil)
+	b := NewBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(boom)), -1, 100, nil, nil)
 	for range 2 {
 		got, err := io.ReadAll(b.Attempt())
 		if string(got) != "abc" || !errors.Is(err, boom) || !errors.Is(b.Err(), boom) {
@@ -125,7 +127,7 @@ func TestBodySourceError(t *testing.T) {
 func TestBodyAbandonedReadLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pr, pw := io.Pipe()
-		b := NewBody(pr, 100, nil, nil)
+		b := NewBody(pr, -1, 100, nil, nil)
 		first := b.Attempt()
 		firstErr := make(chan error, 1)
 		go func() {
@@ -134,6 +136,9 @@ func TestBodyAbandonedReadLosesNothing(t *testing.T) {
 		}()
 		synctest.Wait() // the first attempt reads
 		second := b.Attempt()
+		if err := <-firstErr; !errors.Is(err, ErrAbandoned) {
+			t.Fatal(err)
+		}
 		got := make(chan string, 1)
 		go func() {
 			all, err := io.ReadAll(second)
@@ -149,12 +154,55 @@ func TestBodyAbandonedReadLosesNothing(t *testing.T) {
 			}
 		}
 		pw.Close()
-		if err := <-firstErr; !errors.Is(err, ErrAbandoned) {
-			t.Fatal(err)
-		}
 		if s := <-got; s != "hello world" {
 			t.Fatalf("got %q", s)
 		}
+	})
+}
+
+// A commit or a loss in the middle of a replay keeps what the attempt still needs.
+func TestBodyReplayOutlivesItsRecord(t *testing.T) {
+	for name, limit := range map[string]int{"committed": 100, "lost": 6} {
+		b := NewBody(iotest.OneByteReader(strings.NewReader("0123456789")), 10, limit, nil, nil)
+		if _, err := io.ReadFull(b.Attempt(), make([]byte, 6)); err != nil {
+			t.Fatal(err)
+		}
+		second := b.Attempt()
+		if _, err := io.ReadFull(second, make([]byte, 2)); err != nil {
+			t.Fatal(err)
+		}
+		if b.Finished() {
+			t.Fatal("finished too early")
+		}
+		if name == "committed" {
+			b.Commit()
+		}
+		if got := readAll(t, second); got != "23456789" || !b.Finished() || b.Attempt() != nil {
+			t.Fatalf("%s: %q", name, got)
+		}
+		b.Close()
+	}
+}
+
+// Closing ends a read that waits for the client, and says that it was under way.
+func TestBodyCloseWhileReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pr, pw := io.Pipe()
+		b := NewBody(pr, -1, 100, nil, nil)
+		at := b.Attempt()
+		got := make(chan error, 1)
+		go func() {
+			_, err := at.Read(make([]byte, 10))
+			got <- err
+		}()
+		synctest.Wait()
+		if !b.Close() {
+			t.Error("no read was under way")
+		}
+		if err := <-got; !errors.Is(err, ErrAbandoned) {
+			t.Error(err)
+		}
+		pw.Close()
 	})
 }
 
@@ -171,7 +219,7 @@ func TestBodyRandom(t *testing.T) {
 		if rnd.IntN(2) == 0 {
 			src = iotest.DataErrReader(src)
 		}
-		b := NewBody(src, limit, nil, nil)
+		b := NewBody(src, -1, limit, nil, nil)
 		for {
 			at := b.Attempt()
 			if at == nil {

@@ -326,10 +326,17 @@ func (p *Pools) Send(ctx context.Context, cell cells.CellID, base string, call C
 	// got and start are written by hooks that run before RoundTrip returns.
 	var got net.Conn
 	var start int64
+	var dead *func()
+	if call.Body != nil {
+		// net/http waits for a body that it is writing, even to a connection that broke.
+		f := func() { _ = call.Body.Close() }
+		dead = &f
+	}
 	trace := &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
 		got = info.Conn
 		if cc, ok := got.(*countConn); ok {
 			start = cc.written.Load()
+			cc.dead.Store(dead)
 		}
 	}}
 	if f := call.Informational; f != nil {
@@ -363,16 +370,22 @@ func (p *Pools) Send(ctx context.Context, cell cells.CellID, base string, call C
 		}
 	}
 	up.out.Add(1)
+	end := func() {
+		up.out.Add(-1)
+		if cc, ok := got.(*countConn); ok && dead != nil {
+			cc.dead.CompareAndSwap(dead, nil)
+		}
+	}
 	resp, err := rt.RoundTrip(r)
 	if err != nil {
-		up.out.Add(-1)
+		end()
 		if notSent(ctx, err, got, start) {
 			up.refused.Store(time.Now().UnixNano())
 			return nil, &NotSentError{base, err}
 		}
 		return nil, err
 	}
-	resp.Body = watch(resp.Body, func() { up.out.Add(-1) })
+	resp.Body = watch(resp.Body, end)
 	return resp, nil
 }
 
@@ -403,6 +416,17 @@ func notSent(ctx context.Context, err error, got net.Conn, start int64) bool {
 type countConn struct {
 	net.Conn
 	written atomic.Int64
+	dead    atomic.Pointer[func()] // called when reading fails
+}
+
+func (c *countConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		if f := c.dead.Load(); f != nil {
+			(*f)()
+		}
+	}
+	return n, err
 }
 
 // Write counts before it writes: what fails half way may have arrived.
