@@ -31,3 +31,6 @@ func waitFor(tb TB, what string, cond func() (ok bool, state string)) {
 		}
 	}
 }
+
+// Unwrap returns the test that records, for harnesses that need a testing.TB.
+func (r *recorder) Unwrap() TB { return r.tb }

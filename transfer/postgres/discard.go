@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+// Discard implements transfer.Sink.
+func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, opts transfer.RemoveOptions) error {
+	if err := s.cfg.Keeper.CloseFence(ctx, cells.FenceOrder{Cell: r.Cell, Tenant: tenant, Epoch: r.Epoch, Move: r.Move}); err != nil {
+		return err
+	}
+	cat, err := s.usables(ctx, s.pool)
+	if err != nil {
+		return err
+	}
+	known := false
+	err = s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, s.q(`SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move = $1 AND tenant = $2) OR EXISTS (SELECT FROM @s.transfer_capture WHERE move = $1 AND tenant = $2)`),
+			string(r.Move), string(tenant)).Scan(&known); err != nil || known {
+			return err
+		}
+		name, err := anyRows(ctx, tx, cat, tenant)
+		if err == nil && name != "" {
+			err = fmt.Errorf("%w: transfer/postgres: table %s holds rows of tenant %s that move %s has neither captured nor brought; find out whose they are and remove them by hand",
+				cells.ErrInvalid, name, tenant, r.Move)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.release(ctx, r.Move); err != nil {
+		return err
+	}
+	if known {
+		err = removeRows(ctx, cat, tenant, opts, func(f func(pgx.Tx) error) error {
+			return s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx pgx.Tx) error {
+				if cat.replica {
+					if _, err := tx.Exec(ctx, "SET LOCAL session_replication_role = replica"); err != nil {
+						return err
+					}
+				}
+				return f(tx)
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx pgx.Tx) error {
+		name, err := anyRows(ctx, tx, cat, tenant)
+		if err != nil {
+			return err
+		}
+		if name != "" {
+			return fmt.Errorf("%w: transfer/postgres: table %s still holds rows of tenant %s after the removal", cells.ErrUnavailable, name, tenant)
+		}
+		return s.forget(ctx, tx, r.Move)
+	})
+}
+
+// removeRows removes all of the tenant's rows, what refers before what is referred
+// to, in transactions made by in.
+func removeRows(ctx context.Context, cat *catalog, tenant cells.TenantID, opts transfer.RemoveOptions, in func(func(pgx.Tx) error) error) error {
+	limit := int64(max(1, opts.BatchRows))
+	var done int64
+	for _, t := range slices.Backward(cat.tables) {
+		for {
+			if opts.Pace != nil {
+				if err := opts.Pace(ctx, limit); err != nil {
+					return err
+				}
+			}
+			var gone int64
+			err := in(func(tx pgx.Tx) error {
+				keys := idents(t.key)
+				tag, err := tx.Exec(ctx, fmt.Sprintf("DELETE FROM %[1]s WHERE %[3]s AND (%[2]s) IN (SELECT %[2]s FROM %[1]s WHERE %[3]s LIMIT %[4]d)", t.sql(), keys, t.where(tenant), limit))
+				gone = tag.RowsAffected()
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if done += gone; opts.Progress != nil && gone > 0 {
+				opts.Progress(cells.Progress{Phase: "remove", Table: t.Name, Done: done})
+			}
+			if gone < limit {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// forget removes what is kept about a move.
+func (s *Store) forget(ctx context.Context, tx pgx.Tx, move cells.MoveID) error {
+	for _, t := range []string{"transfer_key", "transfer_import", "transfer_capture"} {
+		if _, err := tx.Exec(ctx, s.q("DELETE FROM @s."+t+" WHERE move = $1"), string(move)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Sweep implements transfer.Sink.
+func (s *Store) Sweep(ctx context.Context) error {
+	rows, err := s.pool.Query(ctx, s.q("SELECT move, tenant, base FROM @s.transfer_capture UNION SELECT move, tenant, base FROM @s.transfer_import"))
+	if err != nil {
+		return translate(err)
+	}
+	type known struct {
+		Move, Tenant string
+		Base         int64
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[known])
+	err = translate(err)
+	for _, k := range all {
+		f, ferr := s.cfg.Keeper.Fence(ctx, cells.TenantID(k.Tenant))
+		if ferr != nil {
+			if !errors.Is(ferr, cells.ErrNotFound) {
+				err = errors.Join(err, ferr)
+			}
+			continue
+		}
+		if f.Open && f.Epoch >= (cells.MoveRef{Base: cells.Epoch(k.Base)}).OpenEpoch() {
+			rerr := s.release(ctx, cells.MoveID(k.Move))
+			if rerr == nil {
+				rerr = s.tx(ctx, func(tx pgx.Tx) error { return s.forget(ctx, tx, cells.MoveID(k.Move)) })
+			}
+			err = errors.Join(err, rerr)
+		}
+	}
+	return err
+}

@@ -1,0 +1,505 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package postgres
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+// keysPerSet bounds a KeySet.
+const keysPerSet = 5000
+
+// flushOps is when changes that do not end yet are written, into a transaction
+// that stays open until they do.
+const flushOps = 5000
+
+// Kinds of noted keys.
+const (
+	keyTouched = "t"
+	keyMissing = "m"
+)
+
+// imp is the import of one move. All its transactions run on one connection, which
+// also holds the lock between processes: who has lost the lock cannot write.
+type imp struct {
+	s     *Store
+	m     cells.MoveRef
+	conn  *pgxpool.Conn
+	gen   int64
+	state transfer.State
+	cat   *catalog
+	// upsert: tables into which rows may have come before their copy.
+	upsert map[string]bool
+
+	pending []op
+	upto    transfer.Position
+	whole   bool
+	tx      pgx.Tx // open while changes that have not ended are being applied
+}
+
+func importKey(tenant cells.TenantID) string { return "cell transfer import " + string(tenant) }
+
+// Import implements transfer.Sink.
+func (s *Store) Import(ctx context.Context, m cells.MoveRef) (transfer.Import, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, translate(err)
+	}
+	i := &imp{s: s, m: m, conn: conn, upsert: map[string]bool{}}
+	if err := i.lock(ctx); err != nil {
+		_ = i.Close()
+		return nil, err
+	}
+	if err := i.claim(ctx); err != nil {
+		_ = i.Close()
+		return nil, translate(err)
+	}
+	return i, nil
+}
+
+func (i *imp) lock(ctx context.Context) error {
+	_, err := i.conn.Exec(ctx, "SELECT pg_advisory_lock(hashtextextended($1, 0))", importKey(i.m.Tenant))
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return translate(err)
+}
+
+func (i *imp) claim(ctx context.Context) (err error) {
+	s, m := i.s, i.m
+	if i.cat, err = s.usables(ctx, i.conn); err != nil {
+		return err
+	}
+	// Rows that are not the move's are found before anything is claimed, and again in
+	// the transaction that begins the import.
+	if err := s.noForeignRows(ctx, i.conn, i.cat, m); err != nil {
+		return err
+	}
+	if err := s.cfg.Keeper.CloseFence(ctx, cells.FenceOrder{Cell: m.Target, Tenant: m.Tenant, Epoch: m.CloseEpoch(), Move: m.ID}); err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, i.conn, func(tx pgx.Tx) error {
+		if err := s.cfg.Admit(ctx, tx, m.Tenant, m.CloseEpoch(), m.ID); err != nil {
+			return err
+		}
+		if err := s.noForeignRows(ctx, tx, i.cat, m); err != nil {
+			return err
+		}
+		var state []byte
+		err := tx.QueryRow(ctx, s.q(`INSERT INTO @s.transfer_import AS i (move, tenant, base, gen, state) VALUES ($1, $2, $3, 1, '{}')
+			ON CONFLICT (move) DO UPDATE SET gen = i.gen + 1 RETURNING gen, state`), string(m.ID), string(m.Tenant), int64(m.Base)).Scan(&i.gen, &state)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(state, &i.state); err != nil {
+			return err
+		}
+		for name, t := range i.state.Tables {
+			i.upsert[name] = !t.Done
+		}
+		return nil
+	})
+}
+
+// noForeignRows fails if there are rows of the tenant that the move has not brought.
+func (s *Store) noForeignRows(ctx context.Context, q querier, cat *catalog, m cells.MoveRef) error {
+	var known bool
+	if err := q.QueryRow(ctx, s.q("SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move = $1)"), string(m.ID)).Scan(&known); err != nil || known {
+		return err
+	}
+	name, err := anyRows(ctx, q, cat, m.Tenant)
+	if err == nil && name != "" {
+		err = fmt.Errorf("%w: transfer/postgres: table %s already holds rows of tenant %s that move %s has not brought; reclaim what an earlier move left, or remove them",
+			cells.ErrInvalid, name, m.Tenant, m.ID)
+	}
+	return err
+}
+
+// anyRows returns the name of a table that holds rows of the tenant, or "".
+func anyRows(ctx context.Context, q querier, cat *catalog, tenant cells.TenantID) (string, error) {
+	for _, t := range cat.tables {
+		var any bool
+		if err := q.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE %s)", t.sql(), t.where(tenant))).Scan(&any); err != nil {
+			return "", err
+		}
+		if any {
+			return t.Name, nil
+		}
+	}
+	return "", nil
+}
+
+// begin opens a transaction that may import: the fence is closed at the move's
+// epoch and stays so, and nobody has overtaken or finished the import.
+func (i *imp) begin(ctx context.Context) (pgx.Tx, error) {
+	if i.conn == nil {
+		return nil, cells.ErrClosed
+	}
+	tx, err := i.conn.Begin(ctx)
+	if err != nil {
+		return nil, translate(err)
+	}
+	err = i.s.cfg.Admit(ctx, tx, i.m.Tenant, i.m.CloseEpoch(), i.m.ID)
+	if err == nil {
+		err = i.current(ctx, tx, " FOR UPDATE")
+	}
+	if err == nil && i.cat.replica {
+		_, err = tx.Exec(ctx, "SET LOCAL session_replication_role = replica")
+	}
+	if err == nil {
+		_, err = tx.Exec(ctx, "SET CONSTRAINTS ALL DEFERRED")
+	}
+	if err != nil {
+		_ = tx.Rollback(context.WithoutCancel(ctx))
+		return nil, translate(err)
+	}
+	return tx, nil
+}
+
+func (i *imp) current(ctx context.Context, q querier, lock string) error {
+	var gen int64
+	var mark string
+	err := q.QueryRow(ctx, i.s.q("SELECT gen, coalesce(state ->> 'mark', '') FROM @s.transfer_import WHERE move = $1"+lock), string(i.m.ID)).Scan(&gen, &mark)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return fmt.Errorf("%w: transfer/postgres: the import of move %s was cleaned up", cells.ErrStaleOrder, i.m.ID)
+	case err != nil:
+		return err
+	case gen != i.gen:
+		return transfer.ErrOvertaken
+	case mark != "":
+		return fmt.Errorf("%w: transfer/postgres: the import of move %s is finished", cells.ErrStaleOrder, i.m.ID)
+	}
+	return nil
+}
+
+// end writes the state and commits.
+func (i *imp) end(ctx context.Context, tx pgx.Tx, next transfer.State, err error) error {
+	if err == nil {
+		var text []byte
+		if text, err = json.Marshal(next); err == nil {
+			_, err = tx.Exec(ctx, i.s.q("UPDATE @s.transfer_import SET state = $2::jsonb WHERE move = $1"), string(i.m.ID), string(text))
+		}
+	}
+	if err == nil {
+		err = tx.Commit(ctx)
+	} else {
+		_ = tx.Rollback(context.WithoutCancel(ctx))
+	}
+	if err == nil {
+		i.state = next
+	}
+	return translate(err)
+}
+
+// do runs f in a transaction with the state that it may change.
+func (i *imp) do(ctx context.Context, f func(tx pgx.Tx, st *transfer.State) error) error {
+	if i.tx != nil {
+		return fmt.Errorf("%w: transfer/postgres: changes are being applied", cells.ErrInvalid)
+	}
+	tx, err := i.begin(ctx)
+	if err != nil {
+		return err
+	}
+	next := i.State()
+	return i.end(ctx, tx, next, f(tx, &next))
+}
+
+func (i *imp) State() transfer.State {
+	st := i.state
+	st.Tables = maps.Clone(st.Tables)
+	if st.Tables == nil {
+		st.Tables = map[string]transfer.TableState{}
+	}
+	return st
+}
+
+func (i *imp) Restart(ctx context.Context, start transfer.Position, opts transfer.RemoveOptions) error {
+	if len(i.state.Tables) > 0 {
+		err := removeRows(ctx, i.cat, i.m.Tenant, opts, func(f func(pgx.Tx) error) error {
+			return i.do(ctx, func(tx pgx.Tx, _ *transfer.State) error { return f(tx) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	i.upsert = map[string]bool{}
+	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
+		*st = transfer.State{Start: start, Applied: start, Tables: map[string]transfer.TableState{}}
+		_, err := tx.Exec(ctx, i.s.q("DELETE FROM @s.transfer_key WHERE move = $1"), string(i.m.ID))
+		return err
+	})
+}
+
+func (i *imp) Skip(ctx context.Context, pos transfer.Position) error {
+	return i.do(ctx, func(_ pgx.Tx, st *transfer.State) error {
+		if len(st.Tables) > 0 {
+			return fmt.Errorf("%w: transfer/postgres: rows are imported already", cells.ErrNotApplicable)
+		}
+		st.Applied = pos
+		return nil
+	})
+}
+
+func (i *imp) Copy(ctx context.Context, b transfer.Batch) error {
+	t, err := i.cat.table(b.Table)
+	if err != nil {
+		return err
+	}
+	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
+		if b.Count > 0 {
+			if err := i.copyRows(ctx, tx, t, b.Data); err != nil {
+				return err
+			}
+		}
+		ts := st.Tables[b.Table]
+		ts.Rows += b.Count
+		ts.Done = b.End
+		if ts.After = b.LastKey; b.End {
+			ts.After = nil
+		}
+		st.Tables[b.Table] = ts
+		st.Copied = true
+		for name := range i.cat.byName {
+			st.Copied = st.Copied && st.Tables[name].Done
+		}
+		return nil
+	})
+}
+
+// copyRows writes rows in COPY's text format: directly, or over what is there.
+func (i *imp) copyRows(ctx context.Context, tx pgx.Tx, t *table, data []byte) error {
+	if !i.upsert[t.Name] {
+		err := savepoint(ctx, tx, func() error {
+			_, err := tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(data), fmt.Sprintf("COPY %s (%s) FROM STDIN", t.sql(), idents(t.names())))
+			return err
+		})
+		if sqlState(err) != stateUnique {
+			return err
+		}
+		i.upsert[t.Name] = true
+	}
+	if _, err := tx.Exec(ctx, fmt.Sprintf("CREATE TEMPORARY TABLE cell_rows ON COMMIT DROP AS SELECT %s FROM %s WHERE false", idents(t.names()), t.sql())); err != nil {
+		return err
+	}
+	if _, err := tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(data), fmt.Sprintf("COPY pg_temp.cell_rows (%s) FROM STDIN", idents(t.names()))); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, fmt.Sprintf("%s SELECT %s FROM pg_temp.cell_rows%s", t.insertHead(), idents(t.names()), t.upsertTail()))
+	if err == nil {
+		_, err = tx.Exec(ctx, "DROP TABLE pg_temp.cell_rows")
+	}
+	return err
+}
+
+// savepoint runs f so that the transaction can go on if it fails.
+func savepoint(ctx context.Context, tx pgx.Tx, f func() error) error {
+	if _, err := tx.Exec(ctx, "SAVEPOINT cell"); err != nil {
+		return err
+	}
+	ferr := f()
+	end := "RELEASE SAVEPOINT cell"
+	if ferr != nil {
+		end = "ROLLBACK TO SAVEPOINT cell; RELEASE SAVEPOINT cell"
+	}
+	if _, err := tx.Exec(ctx, end); err != nil {
+		return errors.Join(ferr, err)
+	}
+	return ferr
+}
+
+func (i *imp) Apply(ctx context.Context, b transfer.Batch) error {
+	ops, err := i.cat.decode(b.Data)
+	if err != nil {
+		return err
+	}
+	for _, o := range ops {
+		if _, begun := i.state.Tables[o.t.Name]; begun {
+			i.pending = append(i.pending, o)
+			i.upsert[o.t.Name] = true
+		}
+	}
+	if i.whole = b.End; b.End {
+		i.upto = b.Upto
+	} else if len(i.pending) >= flushOps {
+		return i.flush(ctx)
+	}
+	return nil
+}
+
+// flush applies the pending changes in the open transaction.
+func (i *imp) flush(ctx context.Context) (err error) {
+	if i.tx == nil {
+		if i.tx, err = i.begin(ctx); err != nil {
+			return err
+		}
+	}
+	a := &applier{tx: i.tx, i: i, note: i.state.Verified != ""}
+	if err := a.apply(ctx, i.pending); err != nil {
+		return translate(err)
+	}
+	i.pending = i.pending[:0]
+	return nil
+}
+
+func (i *imp) Commit(ctx context.Context) error {
+	if i.upto == "" && len(i.pending) == 0 {
+		return nil
+	}
+	if !i.whole {
+		return fmt.Errorf("%w: transfer/postgres: commit of changes that have not ended", cells.ErrInvalid)
+	}
+	if len(i.pending) == 0 && i.tx == nil {
+		// Nothing to keep: after a crash the same changes are read as none again.
+		i.state.Applied, i.upto = i.upto, ""
+		return nil
+	}
+	if err := i.flush(ctx); err != nil {
+		i.Abort()
+		return err
+	}
+	next := i.State()
+	next.Applied = i.upto
+	tx := i.tx
+	i.tx, i.upto = nil, ""
+	return i.end(ctx, tx, next, nil)
+}
+
+func (i *imp) Abort() {
+	if i.tx != nil {
+		_ = i.tx.Rollback(context.Background())
+	}
+	i.tx, i.pending, i.upto, i.whole = nil, nil, "", false
+}
+
+func (i *imp) Digests(ctx context.Context, sets []transfer.KeySet) ([]transfer.Digest, error) {
+	ds, err := digests(ctx, i.conn, i.cat, i.m.Tenant, sets)
+	return ds, translate(err)
+}
+
+func (i *imp) Touched(ctx context.Context) ([]transfer.KeySet, error) {
+	return i.noted(ctx, keyTouched)
+}
+
+func (i *imp) Missing(ctx context.Context) ([]transfer.KeySet, error) {
+	return i.noted(ctx, keyMissing)
+}
+
+func (i *imp) noted(ctx context.Context, kind string) (out []transfer.KeySet, err error) {
+	rows, err := i.conn.Query(ctx, i.s.q(`SELECT tbl, key FROM @s.transfer_key WHERE move = $1 AND kind = $2::text::"char" ORDER BY tbl, key`), string(i.m.ID), kind)
+	if err != nil {
+		return nil, translate(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name string
+		var key []byte
+		if err := rows.Scan(&name, &key); err != nil {
+			return nil, err
+		}
+		n := len(out) - 1
+		if n < 0 || out[n].Table != name || out[n].Count >= keysPerSet {
+			out = append(out, transfer.KeySet{Table: name})
+			n++
+		}
+		out[n].Data = append(out[n].Data, key...)
+		out[n].Count++
+	}
+	return out, translate(rows.Err())
+}
+
+func (i *imp) Fill(ctx context.Context, set transfer.KeySet, batches []transfer.Batch) error {
+	t, err := i.cat.table(set.Table)
+	if err != nil {
+		return err
+	}
+	keys, err := t.readKeys(set)
+	if err != nil {
+		return err
+	}
+	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
+		a := &applier{tx: tx, i: i}
+		if err := a.remove(ctx, t, keys); err != nil {
+			return err
+		}
+		for _, b := range batches {
+			if b.Count > 0 {
+				if err := i.copyRows(ctx, tx, t, b.Data); err != nil {
+					return err
+				}
+			}
+		}
+		if _, err := tx.Exec(ctx, i.s.q(`DELETE FROM @s.transfer_key WHERE move = $1 AND kind = 'm' AND tbl = $2 AND key = ANY ($3)`), string(i.m.ID), t.Name, encodeKeys(keys)); err != nil {
+			return err
+		}
+		if st.Verified == "" {
+			return nil
+		}
+		return a.noteKeys(ctx, keyTouched, t, keys)
+	})
+}
+
+func encodeKeys(keys [][]string) [][]byte {
+	out := make([][]byte, len(keys))
+	for i, k := range keys {
+		out[i] = encodeKey(k)
+	}
+	return out
+}
+
+func (i *imp) Verify(ctx context.Context) error {
+	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
+		st.Verified = st.Applied
+		_, err := tx.Exec(ctx, i.s.q("DELETE FROM @s.transfer_key WHERE move = $1 AND kind = 't'"), string(i.m.ID))
+		return err
+	})
+}
+
+func (i *imp) Finish(ctx context.Context, mark transfer.Position) error {
+	return i.do(ctx, func(_ pgx.Tx, st *transfer.State) error {
+		if !st.Copied || st.Verified == "" {
+			return fmt.Errorf("%w: transfer/postgres: the import is not complete", cells.ErrNotApplicable)
+		}
+		st.Applied, st.Mark = mark, mark
+		return nil
+	})
+}
+
+func (i *imp) Unlock(ctx context.Context) error {
+	_, err := i.conn.Exec(ctx, "SELECT pg_advisory_unlock(hashtextextended($1, 0))", importKey(i.m.Tenant))
+	return translate(err)
+}
+
+func (i *imp) Lock(ctx context.Context) error {
+	if err := i.lock(ctx); err != nil {
+		return err
+	}
+	return translate(i.current(ctx, i.conn, ""))
+}
+
+func (i *imp) Close() error {
+	i.Abort()
+	if i.conn == nil {
+		return nil
+	}
+	ctx := context.Background()
+	if !i.conn.Conn().IsClosed() {
+		if _, err := i.conn.Exec(ctx, "SELECT pg_advisory_unlock_all()"); err != nil {
+			_ = i.conn.Conn().Close(ctx)
+		}
+	}
+	i.conn.Release()
+	i.conn = nil
+	return nil
+}

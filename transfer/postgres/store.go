@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+// AdmitClosed checks, inside tx, that the tenant's fence is closed at exactly
+// epoch by move, holds it so until the transaction ends, and lets the transaction
+// write the tenant's rows. It fails with [cells.ErrStaleOrder] or
+// [cells.ErrFenced] otherwise.
+type AdmitClosed func(ctx context.Context, tx pgx.Tx, tenant cells.TenantID, epoch cells.Epoch, move cells.MoveID) error
+
+// Config describes a cell's database to its agent. Pool, Keeper and Admit are required.
+type Config struct {
+	// Pool says how to connect; the store opens connections of its own, with settings
+	// that make values travel as text that both sides read alike. Its role needs
+	// REPLICATION, the tables' ownership (a publication is made) and CREATE on the
+	// database.
+	Pool *pgxpool.Pool
+	// Keeper is the guard of that database.
+	Keeper guard.Keeper
+	// Admit is the guard's check for imports and removals.
+	Admit AdmitClosed
+	// Tables hold tenants' rows; the guard's own MovedTables are added to them.
+	Tables []guard.Table
+	// Schema holds the store's own tables; default "cell".
+	Schema string
+}
+
+// Store is one Postgres database as the source and the target of moves. It is
+// safe for concurrent use, by several processes.
+type Store struct {
+	cfg    Config
+	tables []guard.Table
+	schema string // quoted
+	pool   *pgxpool.Pool
+
+	mu      sync.Mutex // guards streams
+	streams map[cells.MoveID]*stream
+}
+
+var (
+	_ transfer.Source = (*Store)(nil)
+	_ transfer.Sink   = (*Store)(nil)
+)
+
+// settings make text output exact and the same everywhere, and undo what a
+// service may have set for itself.
+var settings = map[string]string{
+	"datestyle": "ISO, YMD", "intervalstyle": "postgres", "extra_float_digits": "3", "bytea_output": "hex", "timezone": "UTC", "client_encoding": "UTF8",
+	"lc_monetary": "C", "xmlbinary": "base64", "standard_conforming_strings": "on", "synchronous_commit": "on", "row_security": "off",
+	"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0", "application_name": "cell transfer",
+	// Queries are made for one tenant's share of a table; plans for the mean tenant do harm.
+	"plan_cache_mode": "force_custom_plan",
+}
+
+// Open opens the store and creates its own tables if they are missing. Close it
+// before the pool.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	if cfg.Pool == nil || cfg.Keeper == nil || cfg.Admit == nil {
+		return nil, fmt.Errorf("%w: transfer/postgres: Pool, Keeper and Admit are required", cells.ErrInvalid)
+	}
+	if cfg.Schema == "" {
+		cfg.Schema = "cell"
+	}
+	pc := cfg.Pool.Config()
+	own, err := pgxpool.ParseConfig(pc.ConnString())
+	if err != nil {
+		return nil, err
+	}
+	own.ConnConfig = pc.ConnConfig.Copy()
+	own.ConnConfig.Tracer = nil
+	own.BeforeConnect = pc.BeforeConnect
+	own.MaxConns, own.MinConns, own.MinIdleConns = 24, 0, 0
+	for k, v := range settings {
+		own.ConnConfig.RuntimeParams[k] = v
+	}
+	s := &Store{cfg: cfg, tables: append(append([]guard.Table(nil), cfg.Tables...), cfg.Keeper.MovedTables()...),
+		schema: pgx.Identifier{cfg.Schema}.Sanitize(), streams: map[cells.MoveID]*stream{}}
+	if s.pool, err = pgxpool.NewWithConfig(ctx, own); err != nil {
+		return nil, translate(err)
+	}
+	if err := s.install(ctx); err != nil {
+		s.pool.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close closes the store's connections. Views and imports must be closed before.
+func (s *Store) Close() error {
+	s.pool.Close()
+	return nil
+}
+
+// q writes the schema's name into a statement.
+func (s *Store) q(query string) string { return strings.ReplaceAll(query, "@s", s.schema) }
+
+// schema is written so that an older and a newer build can run on it.
+const schema = `
+CREATE SCHEMA IF NOT EXISTS @s;
+CREATE TABLE IF NOT EXISTS @s.transfer_capture (
+	move text PRIMARY KEY, tenant text NOT NULL, base bigint NOT NULL, start pg_lsn NOT NULL, released boolean NOT NULL DEFAULT false,
+	at timestamptz NOT NULL DEFAULT now()
+);
+CREATE TABLE IF NOT EXISTS @s.transfer_import (
+	move text PRIMARY KEY, tenant text NOT NULL, base bigint NOT NULL, gen bigint NOT NULL, state jsonb NOT NULL,
+	at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+CREATE TABLE IF NOT EXISTS @s.transfer_key (
+	move text NOT NULL, kind "char" NOT NULL, tbl text NOT NULL, key bytea NOT NULL, PRIMARY KEY (move, kind, tbl, key)
+);`
+
+func (s *Store) install(ctx context.Context) error {
+	var there bool
+	if err := s.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", s.schema+".transfer_key").Scan(&there); err != nil || there {
+		return translate(err)
+	}
+	return s.tx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", "cell transfer install"); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, s.q(schema))
+		return err
+	})
+}
+
+// tx runs f in one transaction.
+func (s *Store) tx(ctx context.Context, f func(pgx.Tx) error) error {
+	return translate(pgx.BeginFunc(ctx, s.pool, f))
+}
+
+// admitted runs f in one transaction that the closed fence admits.
+func (s *Store) admitted(ctx context.Context, tenant cells.TenantID, epoch cells.Epoch, move cells.MoveID, f func(pgx.Tx) error) error {
+	return s.tx(ctx, func(tx pgx.Tx) error {
+		if err := s.cfg.Admit(ctx, tx, tenant, epoch, move); err != nil {
+			return err
+		}
+		return f(tx)
+	})
+}
+
+func sqlState(err error) string {
+	var e *pgconn.PgError
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+// Codes that are acted on.
+const (
+	stateUnique    = "23505"
+	stateForeign   = "23503"
+	stateInUse     = "55006"
+	stateUndefined = "42704"
+	stateNotReady  = "55000"
+)
+
+// translate gives the driver's errors the meaning of package cells.
+func translate(err error) error {
+	if err == nil || errors.Is(err, cells.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	code := sqlState(err)
+	switch {
+	case code == "40001", code == "40P01", code == "55P03", code == stateInUse,
+		strings.HasPrefix(code, "08"), strings.HasPrefix(code, "53"), strings.HasPrefix(code, "57P"):
+	case code == "" && lost(err):
+	default:
+		return err
+	}
+	return fmt.Errorf("%w: transfer/postgres: %w", cells.ErrUnavailable, err)
+}
+
+// lost reports whether err comes from a connection that is gone.
+func lost(err error) bool {
+	var n net.Error
+	var c *pgconn.ConnectError
+	return errors.As(err, &n) || errors.As(err, &c) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		pgconn.SafeToRetry(err) || strings.Contains(err.Error(), "conn closed")
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
+)
+
+// table is a tenant table as this database has it.
+type table struct {
+	guard.Table
+	oid            uint32
+	schema, rel    string
+	identity       string // relreplident
+	partitioned    bool
+	cols           []column // not generated, by name
+	gen            []column // generated
+	key            []string // the primary key in its order, tenant column included
+	keys           []string // the key without the tenant column
+	keyAt          []int    // where keys are among cols
+	order          int      // what is referred to comes first
+	selfRef        bool     // its foreign keys are part of a circle
+	triggers       []string // of the service, that would run on imported rows
+	rowSecurity    bool
+	owned          bool
+	generatedIdent bool // a column is GENERATED ALWAYS AS IDENTITY
+}
+
+type column struct {
+	name, typ, base string
+	always          bool // GENERATED ALWAYS AS IDENTITY
+	identity        bool
+	hasSequence     bool
+}
+
+func ident(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+func literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+
+func (t *table) sql() string { return pgx.Identifier{t.schema, t.rel}.Sanitize() }
+
+// querier is a pool, a connection or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// catalog is the store's tables as the database has them.
+type catalog struct {
+	tables  []*table // in the order in which they can be filled
+	byName  map[string]*table
+	missing []guard.Table
+	// replica: imports set session_replication_role, because foreign keys form a
+	// circle or the service has triggers; mayReplica: the role is allowed to.
+	replica, mayReplica bool
+	// loose are foreign keys that do not carry the tenant, as "table: description".
+	loose map[string][]string
+}
+
+const relSQL = `SELECT c.oid, n.nspname, c.relname, c.relreplident::text, c.relkind = 'p', row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'),
+	coalesce((SELECT array_agg(a.attname::text ORDER BY k.at) FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(num, at) JOIN pg_attribute a ON a.attnum = k.num
+		WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid), '{}'),
+	coalesce((SELECT array_agg(g.tgname::text ORDER BY g.tgname) FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A')
+		AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'), '{}')
+	FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1) AND c.relkind IN ('r', 'p')`
+
+const colSQL = `SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), t.typname::text, a.attgenerated <> '', a.attidentity = 'a', a.attidentity <> '',
+	coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false)
+	FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+	WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attname COLLATE "C"`
+
+const fkSQL = `SELECT conrelid, confrelid, conname::text, confrelid::regclass::text,
+	EXISTS (SELECT FROM unnest(conkey) k JOIN pg_attribute a ON a.attnum = k AND a.attrelid = conrelid WHERE a.attname = ANY ($2))
+	FROM pg_constraint WHERE contype = 'f' AND conrelid = ANY ($1) AND conparentid = 0 ORDER BY conname`
+
+// load reads the catalog.
+func (s *Store) load(ctx context.Context, q querier) (*catalog, error) {
+	c := &catalog{byName: map[string]*table{}, loose: map[string][]string{}}
+	byOID := map[uint32]*table{}
+	var oids []uint32
+	for _, g := range s.tables {
+		t := &table{Table: g}
+		rows, err := q.Query(ctx, relSQL, g.Name)
+		if err != nil {
+			return nil, translate(err)
+		}
+		found := rows.Next()
+		if found {
+			err = rows.Scan(&t.oid, &t.schema, &t.rel, &t.identity, &t.partitioned, &t.rowSecurity, &t.owned, &t.key, &t.triggers)
+		}
+		rows.Close()
+		if err == nil {
+			err = rows.Err()
+		}
+		if err != nil {
+			return nil, translate(err)
+		}
+		if !found {
+			c.missing = append(c.missing, g)
+			continue
+		}
+		if err := t.loadColumns(ctx, q); err != nil {
+			return nil, translate(err)
+		}
+		c.tables = append(c.tables, t)
+		c.byName[t.Name] = t
+		byOID[t.oid] = t
+		oids = append(oids, t.oid)
+		c.replica = c.replica || len(t.triggers) > 0
+	}
+	if err := c.sortTables(ctx, q, byOID, oids); err != nil {
+		return nil, translate(err)
+	}
+	err := q.QueryRow(ctx, "SELECT current_setting('is_superuser') = 'on' OR current_setting('server_version_num')::int >= 150000 AND has_parameter_privilege('session_replication_role', 'SET')").Scan(&c.mayReplica)
+	return c, translate(err)
+}
+
+func (t *table) loadColumns(ctx context.Context, q querier) error {
+	rows, err := q.Query(ctx, colSQL, t.oid)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var c column
+		var generated bool
+		if err := rows.Scan(&c.name, &c.typ, &c.base, &generated, &c.always, &c.identity, &c.hasSequence); err != nil {
+			return err
+		}
+		if generated {
+			t.gen = append(t.gen, c)
+			continue
+		}
+		t.generatedIdent = t.generatedIdent || c.always
+		t.cols = append(t.cols, c)
+	}
+	for _, k := range t.key {
+		if k != t.TenantColumn {
+			t.keys = append(t.keys, k)
+			t.keyAt = append(t.keyAt, slices.IndexFunc(t.cols, func(c column) bool { return c.name == k }))
+		}
+	}
+	return rows.Err()
+}
+
+// sortTables puts tables behind those that they refer to, and finds circles.
+func (c *catalog) sortTables(ctx context.Context, q querier, byOID map[uint32]*table, oids []uint32) error {
+	var tenantCols []string
+	for _, t := range c.tables {
+		tenantCols = append(tenantCols, t.TenantColumn)
+	}
+	rows, err := q.Query(ctx, fkSQL, oids, tenantCols)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	parents := map[*table]map[*table]bool{}
+	for rows.Next() {
+		var from, to uint32
+		var name, target string
+		var carries bool
+		if err := rows.Scan(&from, &to, &name, &target, &carries); err != nil {
+			return err
+		}
+		t := byOID[from]
+		if p := byOID[to]; p != nil {
+			if parents[t] == nil {
+				parents[t] = map[*table]bool{}
+			}
+			parents[t][p] = true
+			if carries {
+				continue
+			}
+		}
+		c.loose[t.Name] = append(c.loose[t.Name], name+" to "+target)
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	var out []*table
+	placed := map[*table]bool{}
+	for len(out) < len(c.tables) {
+		n := len(out)
+		for _, t := range c.tables {
+			ready := !placed[t]
+			for p := range parents[t] {
+				ready = ready && placed[p]
+			}
+			if ready {
+				placed[t] = true
+				out = append(out, t)
+			}
+		}
+		if n == len(out) {
+			for _, t := range c.tables {
+				if !placed[t] {
+					t.selfRef, placed[t], c.replica = true, true, true
+					out = append(out, t)
+				}
+			}
+		}
+	}
+	for i, t := range out {
+		t.order = i
+	}
+	c.tables = out
+	return nil
+}
+
+// usable fails unless every table has what a move needs.
+func (c *catalog) usable() error {
+	for _, m := range c.missing {
+		return fmt.Errorf("%w: transfer/postgres: there is no table %s", cells.ErrInvalid, m.Name)
+	}
+	for _, t := range c.tables {
+		if len(t.key) == 0 || len(t.keys) == len(t.key) {
+			return fmt.Errorf("%w: transfer/postgres: table %s has no primary key that carries %s", cells.ErrInvalid, t.Name, t.TenantColumn)
+		}
+	}
+	if c.replica && !c.mayReplica {
+		return fmt.Errorf("%w: transfer/postgres: triggers or foreign keys in a circle need the right to set session_replication_role", cells.ErrInvalid)
+	}
+	return nil
+}
+
+func (s *Store) usables(ctx context.Context, q querier) (*catalog, error) {
+	c, err := s.load(ctx, q)
+	if err == nil {
+		err = c.usable()
+	}
+	return c, err
+}
+
+func (c *catalog) table(name string) (*table, error) {
+	if t := c.byName[name]; t != nil {
+		return t, nil
+	}
+	return nil, fmt.Errorf("%w: transfer/postgres: table %q is not listed here", cells.ErrInvalid, name)
+}
+
+// list joins what f makes of names.
+func list(names []string, sep string, f func(i int, name string) string) string {
+	out := make([]string, len(names))
+	for i, n := range names {
+		out[i] = f(i, n)
+	}
+	return strings.Join(out, sep)
+}
+
+func idents(names []string) string {
+	return list(names, ", ", func(_ int, n string) string { return ident(n) })
+}
+
+func (t *table) names() []string {
+	out := make([]string, len(t.cols))
+	for i, c := range t.cols {
+		out[i] = c.name
+	}
+	return out
+}
+
+// where is the condition for the tenant's rows, as text.
+func (t *table) where(tenant cells.TenantID) string {
+	return ident(t.TenantColumn) + " = " + literal(string(tenant))
+}
+
+// unnest is a row source u of columns that come as one array of texts each,
+// beginning at parameter from; each value cast to the column's type.
+func (t *table) unnest(cols []int, from int) string {
+	args := make([]string, len(cols))
+	names := make([]string, len(cols))
+	casts := make([]string, len(cols))
+	for i, c := range cols {
+		args[i] = fmt.Sprintf("$%d::text[]", from+i)
+		names[i] = fmt.Sprintf("v%d", i)
+		casts[i] = fmt.Sprintf("v%d::%s AS %s", i, t.cols[c].typ, ident(t.cols[c].name))
+	}
+	return fmt.Sprintf("(SELECT %s FROM unnest(%s) AS w(%s)) AS u", strings.Join(casts, ", "), strings.Join(args, ", "), strings.Join(names, ", "))
+}
+
+// onKey joins t and u on the key, tenant excluded.
+func (t *table) onKey() string {
+	if len(t.keys) == 0 {
+		return "true"
+	}
+	return list(t.keys, " AND ", func(_ int, k string) string { return "t." + ident(k) + " = u." + ident(k) })
+}
+
+// upsertTail is what follows the rows of an INSERT.
+func (t *table) upsertTail() string {
+	var sets []string
+	for _, c := range t.cols {
+		if !slices.Contains(t.key, c.name) && !c.always {
+			sets = append(sets, ident(c.name)+" = EXCLUDED."+ident(c.name))
+		}
+	}
+	if len(sets) == 0 {
+		return fmt.Sprintf(" ON CONFLICT (%s) DO NOTHING", idents(t.key))
+	}
+	return fmt.Sprintf(" ON CONFLICT (%s) DO UPDATE SET %s", idents(t.key), strings.Join(sets, ", "))
+}
+
+func (t *table) insertHead() string {
+	out := fmt.Sprintf("INSERT INTO %s AS t (%s)", t.sql(), idents(t.names()))
+	if t.generatedIdent {
+		out += " OVERRIDING SYSTEM VALUE"
+	}
+	return out
+}

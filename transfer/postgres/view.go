@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package postgres
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+// view is a REPEATABLE READ transaction whose snapshot shows exactly what had
+// committed before at.
+type view struct {
+	s    *Store
+	m    cells.MoveRef
+	at   pglogrepl.LSN
+	conn *pgxpool.Conn
+	cat  *catalog
+	once sync.Once
+}
+
+// View implements transfer.Source. The position is the consistent point of a
+// temporary slot, the snapshot the one that it exports: a transaction is in it
+// exactly if its commit record stands before that point.
+func (s *Store) View(ctx context.Context, m cells.MoveRef) (transfer.View, error) {
+	repl, err := s.replication(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer hangUp(repl) // the temporary slot goes with it; the snapshot stays with its importer
+	var tail [6]byte
+	_, _ = rand.Read(tail[:])
+	name := s.objectName(m.ID)[:20] + "_view_" + hex.EncodeToString(tail[:])
+	slot, err := pglogrepl.CreateReplicationSlot(ctx, repl, name, "pgoutput",
+		pglogrepl.CreateReplicationSlotOptions{Temporary: true, Mode: pglogrepl.LogicalReplication, SnapshotAction: "EXPORT_SNAPSHOT"})
+	if err != nil {
+		return nil, translate(err)
+	}
+	at, err := pglogrepl.ParseLSN(slot.ConsistentPoint)
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.openView(ctx, m, at, "SET TRANSACTION SNAPSHOT "+literal(slot.SnapshotName))
+	if err != nil {
+		return nil, err
+	}
+	// Something behind the view, so that whoever reads changes up to it sees the end.
+	if _, err := s.message(ctx, m.ID); err != nil {
+		_ = v.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// Final implements transfer.Source. Nothing of the tenant can commit between the
+// message and the snapshot: the fence is closed, and the events are paused.
+func (s *Store) Final(ctx context.Context, m cells.MoveRef) (transfer.View, error) {
+	f, err := s.cfg.Keeper.Fence(ctx, m.Tenant)
+	if err != nil && !errors.Is(err, cells.ErrNotFound) {
+		return nil, err
+	}
+	if f.Open || f.Epoch != m.CloseEpoch() || f.Move != m.ID {
+		return nil, fmt.Errorf("%w: transfer/postgres: the fence of tenant %s is not closed at epoch %d by move %s", cells.ErrNotApplicable, m.Tenant, m.CloseEpoch(), m.ID)
+	}
+	at, err := s.message(ctx, m.ID)
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.openView(ctx, m, at, "SELECT 1")
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func (s *Store) openView(ctx context.Context, m cells.MoveRef, at pglogrepl.LSN, first string) (*view, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, translate(err)
+	}
+	v := &view{s: s, m: m, at: at, conn: conn}
+	if _, err = conn.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; "+first); err == nil {
+		v.cat, err = s.usables(ctx, conn)
+	}
+	if err != nil {
+		_ = v.Close()
+		return nil, translate(err)
+	}
+	return v, nil
+}
+
+func (v *view) Position() transfer.Position { return positionOf(v.at) }
+
+func (v *view) Close() error {
+	v.once.Do(func() {
+		if v.conn.Conn().IsClosed() {
+			v.conn.Release()
+			return
+		}
+		if _, err := v.conn.Exec(context.Background(), "ROLLBACK"); err != nil {
+			_ = v.conn.Conn().Close(context.Background())
+		}
+		v.conn.Release()
+	})
+	return nil
+}
+
+// lost says that the view is gone when its connection is.
+func (v *view) lost(err error) error {
+	if err != nil && v.conn.Conn().IsClosed() {
+		return fmt.Errorf("%w: %w", transfer.ErrViewLost, err)
+	}
+	return translate(err)
+}
+
+func (v *view) Changes(ctx context.Context, from transfer.Position, yield func(transfer.Batch) error) error {
+	return v.s.changes(ctx, v.m, from, v.at, yield)
+}
+
+func (v *view) Rows(ctx context.Context, name string, after []byte, yield func(transfer.Batch) error) error {
+	t, err := v.cat.table(name)
+	if err != nil {
+		return err
+	}
+	where := t.where(v.m.Tenant)
+	order := ""
+	if len(t.keys) > 0 {
+		order = " ORDER BY " + idents(t.keys)
+	}
+	if after != nil {
+		key, rest, err := readTexts(after, len(t.keys))
+		if err != nil || len(rest) > 0 {
+			return errShort
+		}
+		if len(t.keys) == 0 {
+			where += " AND false"
+		} else {
+			where += fmt.Sprintf(" AND (%s) > (%s)", idents(t.keys), list(key, ", ", func(i int, k string) string { return literal(k) + "::" + t.cols[t.keyAt[i]].typ }))
+		}
+	}
+	l := &lines{t: t, yield: yield}
+	_, err = v.conn.Conn().PgConn().CopyTo(ctx, l, fmt.Sprintf("COPY (SELECT %s FROM %s WHERE %s%s) TO STDOUT", idents(t.names()), t.sql(), where, order))
+	if l.err != nil {
+		return l.err
+	}
+	if err != nil {
+		return v.lost(err)
+	}
+	return l.end()
+}
+
+func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transfer.Batch) error) error {
+	t, err := v.cat.table(set.Table)
+	if err != nil {
+		return err
+	}
+	keys, err := t.readKeys(set)
+	if err != nil {
+		return err
+	}
+	l := &lines{t: t, yield: yield}
+	for at := 0; at < len(keys); at += 500 {
+		part := keys[at:min(len(keys), at+500)]
+		cond := "true"
+		if len(t.keys) > 0 {
+			tuples := make([]string, len(part))
+			for i, k := range part {
+				tuples[i] = "(" + list(k, ", ", func(i int, k string) string { return literal(k) + "::" + t.cols[t.keyAt[i]].typ }) + ")"
+			}
+			cond = fmt.Sprintf("(%s) IN (%s)", idents(t.keys), strings.Join(tuples, ", "))
+		}
+		q := fmt.Sprintf("COPY (SELECT %s FROM %s WHERE %s AND %s) TO STDOUT", idents(t.names()), t.sql(), t.where(v.m.Tenant), cond)
+		if _, err := v.conn.Conn().PgConn().CopyTo(ctx, l, q); err != nil {
+			return v.lost(errors.Join(l.err, err))
+		}
+	}
+	return l.end()
+}
+
+func (v *view) Digests(ctx context.Context, sets []transfer.KeySet) ([]transfer.Digest, error) {
+	ds, err := digests(ctx, v.conn, v.cat, v.m.Tenant, sets)
+	return ds, v.lost(err)
+}
+
+// readKeys decodes a key set.
+func (t *table) readKeys(set transfer.KeySet) ([][]string, error) {
+	out := make([][]string, 0, set.Count)
+	data := set.Data
+	for range set.Count {
+		key, rest, err := readTexts(data, len(t.keys))
+		if err != nil {
+			return nil, err
+		}
+		out, data = append(out, key), rest
+	}
+	if len(data) > 0 {
+		return nil, errShort
+	}
+	return out, nil
+}
+
+// columnsOf turns keys into one array for each column.
+func columnsOf(keys [][]string, n int) []any {
+	out := make([]any, n)
+	for i := range out {
+		col := make([]string, len(keys))
+		for j, k := range keys {
+			col[j] = k[i]
+		}
+		out[i] = col
+	}
+	return out
+}
+
+// digestSQL adds up two halves of a hash of each row's text, so that their order
+// does not matter. Text is exact: floats in their shortest form that reads back,
+// numerics with their scale, NULL apart from ”.
+func (t *table) digestSQL(from string) string {
+	return fmt.Sprintf(`SELECT count(*), coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint::numeric), 0)::text, coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint::numeric), 0)::text
+		FROM (SELECT md5(ROW(%s)::text) AS h FROM %s) AS d`, list(t.names(), ", ", func(_ int, n string) string { return "t." + ident(n) }), from)
+}
+
+func digests(ctx context.Context, q querier, cat *catalog, tenant cells.TenantID, sets []transfer.KeySet) ([]transfer.Digest, error) {
+	out := make([]transfer.Digest, len(sets))
+	for i, set := range sets {
+		t, err := cat.table(set.Table)
+		if err != nil {
+			return nil, err
+		}
+		from := fmt.Sprintf("%s AS t WHERE t.%s", t.sql(), t.where(tenant))
+		var args []any
+		if !set.All && len(t.keys) > 0 {
+			keys, err := t.readKeys(set)
+			if err != nil {
+				return nil, err
+			}
+			args = columnsOf(keys, len(t.keys))
+			from = fmt.Sprintf("%s JOIN %s AS t ON %s WHERE t.%s", t.unnest(t.keyAt, 1), t.sql(), t.onKey(), t.where(tenant))
+		}
+		var a, b string
+		if err := q.QueryRow(ctx, t.digestSQL(from), args...).Scan(&out[i].Rows, &a, &b); err != nil {
+			return nil, err
+		}
+		out[i].Table, out[i].Sum = set.Table, a+"/"+b
+	}
+	return out, nil
+}
