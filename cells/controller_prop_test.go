@@ -3,6 +3,7 @@
 package cells
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,10 +122,10 @@ func TestControllerProperty(t *testing.T) {
 }
 
 // settle heals everything, lets one driver finish, and checks what is left.
-func settle(t rapid.TB, w *world) {
+func settle(t rapid.TB, w *world, opts ...ControllerOption) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	c := NewMoveController(w, w.options()...)
+	c := NewMoveController(w, append(w.options(), opts...)...)
 	if _, err := c.Resume(ctx, "t"); err != nil && !errors.Is(err, ErrRolledBack) && !errors.Is(err, ErrNotFound) {
 		t.Errorf("resume in the end: %v", err)
 	}
@@ -153,10 +154,15 @@ func settle(t rapid.TB, w *world) {
 
 // TestControllersAtOnce lets real goroutines drive one tenant.
 func TestControllersAtOnce(t *testing.T) {
+	actions := map[string]int{}
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
+				var trace bytes.Buffer
+				tracer := NewTracer(&trace, "test")
+				w.inner = tracer.Table(w.inner)
+				traced := []ControllerOption{WithFencer(tracer.Fencer(w)), WithObserver(tracer.Observe)}
 				var mu sync.Mutex
 				luck := rand.New(rand.NewPCG(seed, 1))
 				roll := func(n int) int {
@@ -180,7 +186,7 @@ func TestControllersAtOnce(t *testing.T) {
 				var wg sync.WaitGroup
 				for d := range 4 {
 					wg.Go(func() {
-						c := NewMoveController(w, w.options()...)
+						c := NewMoveController(w, append(w.options(), traced...)...)
 						for i := range 6 {
 							ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 							switch roll(4) {
@@ -198,8 +204,20 @@ func TestControllersAtOnce(t *testing.T) {
 				}
 				wg.Wait()
 				w.chaos = nil
-				settle(t, w)
+				settle(t, w, traced...)
+				rep, err := CheckTrace(&trace)
+				if err != nil || tracer.Err() != nil || rep.Gaps != 0 {
+					t.Errorf("trace: %+v, %v, %v", rep, err, tracer.Err())
+				}
+				for a, n := range rep.Actions {
+					actions[a] += n
+				}
 			})
 		})
+	}
+	for _, a := range []string{ActionCommit, ActionRollback, ActionOpened, ActionRemoved, ActionCloseFence, ActionOpenFence} {
+		if actions[a] < 10 {
+			t.Errorf("%d of %s in all runs", actions[a], a)
+		}
 	}
 }
