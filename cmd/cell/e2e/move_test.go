@@ -4,6 +4,7 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -38,7 +39,14 @@ func TestMoveUnderLoad(t *testing.T) {
 	})
 }
 
-// register is the model of one key: a value that is read and written.
+// cell is the state of one key: its version and value.
+type cell struct {
+	version int64
+	value   string
+}
+
+// register is the model of one key: a write makes the next version, a read returns
+// the present one.
 var register = porcupine.Model{
 	Partition: func(ops []porcupine.Operation) [][]porcupine.Operation {
 		by := map[string][]porcupine.Operation{}
@@ -52,35 +60,39 @@ var register = porcupine.Model{
 		}
 		return out
 	},
-	Init: func() any { return "" },
-	Step: func(state, input, output any) (bool, any) {
-		in, out := input.(load.Op), output.(load.Op)
-		if in.Write {
-			return true, in.Value
+	Init: func() any { return cell{} },
+	Step: func(state, input, _ any) (bool, any) {
+		op, s := input.(load.Op), state.(cell)
+		if op.Write {
+			return op.Version == s.version+1, cell{op.Version, op.Value}
 		}
-		return out.Value == state.(string), state
+		return cell{op.Version, op.Value} == s, s
 	},
 	Equal:             func(a, b any) bool { return a == b },
-	DescribeOperation: func(in, out any) string { return fmt.Sprintf("%+v -> %+v", in, out) },
+	DescribeOperation: func(in, _ any) string { return fmt.Sprintf("%+v", in) },
 }
 
-// linearizable checks the answered requests of a hammer; a write whose outcome is
-// unknown may take effect at any time after it was sent, or never.
-func linearizable(ops []load.Op) porcupine.CheckResult {
+// linearizable checks what a hammer's clients saw. A write whose outcome they do
+// not know took effect at some time after it was sent if the key's history has it,
+// and never if not.
+func linearizable(ops []load.Op, found func(key, value string) (int64, bool)) porcupine.CheckResult {
 	var h []porcupine.Operation
 	id := 1000
 	for _, op := range ops {
 		ret := op.Return.UnixNano()
 		client := op.Client
-		switch {
-		case op.Err == nil:
-		case op.Unknown && op.Write:
+		if op.Err != nil {
+			v, ok := int64(0), false
+			if op.Write && op.Unknown {
+				v, ok = found(op.Key, op.Value)
+			}
+			if !ok {
+				continue
+			}
 			// Its client goes on, so it becomes a client of its own that never returns.
-			ret, client, id = math.MaxInt64, id, id+1
-		default:
-			continue
+			op.Version, ret, client, id = v, math.MaxInt64, id, id+1
 		}
-		h = append(h, porcupine.Operation{ClientId: client, Input: op, Call: op.Call.UnixNano(), Output: op, Return: ret})
+		h = append(h, porcupine.Operation{ClientId: client, Input: op, Call: op.Call.UnixNano(), Return: ret})
 	}
 	return porcupine.CheckOperationsTimeout(register, h, 2*time.Minute)
 }
@@ -88,17 +100,30 @@ func linearizable(ops []load.Op) porcupine.CheckResult {
 // A checker that accepts everything would be no checker.
 func TestLinearizabilityCheckerRefuses(t *testing.T) {
 	at := func(ms int) time.Time { return time.Unix(0, int64(ms)*1e6) }
-	stale := []load.Op{
-		{Client: 1, Key: "k", Write: true, Value: "1", Call: at(0), Return: at(1)},
-		{Client: 1, Key: "k", Write: true, Value: "2", Call: at(2), Return: at(3)},
-		{Client: 2, Key: "k", Value: "1", Call: at(4), Return: at(5)},
+	nothing := func(string, string) (int64, bool) { return 0, false }
+	write := func(value string, version int64, from, to int) load.Op {
+		return load.Op{Client: 1, Key: "k", Write: true, Value: value, Version: version, Call: at(from), Return: at(to)}
 	}
-	if r := linearizable(stale); r != porcupine.Illegal {
-		t.Fatalf("a stale read is %v", r)
+	read := func(value string, version int64, from, to int) load.Op {
+		return load.Op{Client: 2, Key: "k", Value: value, Version: version, Call: at(from), Return: at(to)}
 	}
-	stale[2].Value = "2"
-	if r := linearizable(stale); r != porcupine.Ok {
-		t.Fatalf("a good history is %v", r)
+	lost := write("3", 0, 6, 7)
+	lost.Err, lost.Unknown = errors.New("connection reset"), true
+	for name, c := range map[string]struct {
+		ops   []load.Op
+		found func(string, string) (int64, bool)
+		want  porcupine.CheckResult
+	}{
+		"good":                    {[]load.Op{write("1", 1, 0, 1), write("2", 2, 2, 3), read("2", 2, 4, 5)}, nothing, porcupine.Ok},
+		"stale read":              {[]load.Op{write("1", 1, 0, 1), write("2", 2, 2, 3), read("1", 1, 4, 5)}, nothing, porcupine.Illegal},
+		"one version twice":       {[]load.Op{write("1", 1, 0, 1), write("2", 1, 2, 3)}, nothing, porcupine.Illegal},
+		"lost write":              {[]load.Op{write("1", 1, 0, 1), read("", 0, 2, 3)}, nothing, porcupine.Illegal},
+		"unknown took effect":     {[]load.Op{write("1", 1, 0, 1), write("2", 2, 2, 3), lost, read("3", 3, 8, 9)}, func(_, v string) (int64, bool) { return 3, v == "3" }, porcupine.Ok},
+		"unknown that was undone": {[]load.Op{write("1", 1, 0, 1), write("2", 2, 2, 3), lost, read("3", 3, 8, 9), read("2", 2, 10, 11)}, func(_, v string) (int64, bool) { return 3, v == "3" }, porcupine.Illegal},
+	} {
+		if got := linearizable(c.ops, c.found); got != c.want {
+			t.Errorf("%s is %v, want %v", name, got, c.want)
+		}
 	}
 }
 
@@ -133,7 +158,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		killer.Wait()
 		mustBeClean(t, "linear", stop(), true)
 		ops := h.Ops()
-		if r := linearizable(ops); r != porcupine.Ok {
+		if r := linearizable(ops, h.Found); r != porcupine.Ok {
 			t.Errorf("the history of %d requests is %v", len(ops), r)
 		}
 	})

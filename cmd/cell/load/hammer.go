@@ -37,8 +37,10 @@ type Hammer struct {
 	// Namespace of the keys; "" means "hammer".
 	Namespace string
 
-	mu  sync.Mutex // guards ops
+	mu  sync.Mutex // guards the rest
 	ops []Op
+	// found has the version that each value was found at, by key; set by Verify.
+	found map[string]map[string]int64
 }
 
 // Run hammers until ctx ends.
@@ -147,6 +149,7 @@ func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
 			return t, fmt.Errorf("history of %s: %w", key, err)
 		}
 		seen := map[string]int{}
+		found := map[string]int64{}
 		for i, it := range items {
 			if i > 0 && items[i-1].Version != it.Version+1 {
 				t.Lost++ // a hole in the versions
@@ -157,6 +160,7 @@ func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
 			}
 			v := string(it.Value[1 : len(it.Value)-1])
 			seen[v]++
+			found[v] = it.Version
 			w := write{key, v}
 			switch version, ok := acked[w]; {
 			case seen[v] > 1:
@@ -172,8 +176,23 @@ func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
 				t.Lost++
 			}
 		}
+		h.mu.Lock()
+		if h.found == nil {
+			h.found = map[string]map[string]int64{}
+		}
+		h.found[key] = found
+		h.mu.Unlock()
 	}
 	return t, nil
+}
+
+// Found returns the version at which Verify found a written value; ok is false
+// when it is in no version of the key.
+func (h *Hammer) Found(key, value string) (version int64, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	version, ok = h.found[key][value]
+	return version, ok
 }
 
 // Slowest returns the longest time that a request took of those that overlap
