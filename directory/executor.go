@@ -81,7 +81,9 @@ func (e *executor) tracker(id cells.MoveID) *tracker {
 // current returns the record as this process knows it, if it drives the move.
 func (e *executor) current(m api.Move) api.Move {
 	if t := e.tracker(m.ID); t != nil {
-		return t.snapshot()
+		if now, ok := t.visible(); ok {
+			return now
+		}
 	}
 	return m
 }

@@ -243,22 +243,22 @@ func (e *executor) watch(ctx context.Context, id cells.MoveID, f func(*api.Move)
 	for {
 		var changed <-chan struct{}
 		var m api.Move
-		t := e.tracker(id)
+		t, ok := e.tracker(id), false
 		if t != nil {
 			changed = t.changed.next()
-			m = t.snapshot()
+			m, ok = t.visible()
 		} else {
 			var err error
 			if m, err = e.s.store.Move(ctx, id); err != nil {
 				return err
 			}
 		}
-		if t != nil || first || m.Version != version {
+		if ok || t == nil && (first || m.Version != version) {
 			if enough, err := f(&m); enough || err != nil {
 				return err
 			}
+			version, first = m.Version, false
 		}
-		version, first = m.Version, false
 	wait:
 		for {
 			select {

@@ -215,7 +215,7 @@ func (e *executor) patience(row *cells.TenantRoute) time.Duration {
 	switch {
 	case row.Preparing():
 		return 12 * e.s.cfg.TakeOver
-	case row.Moving():
+	case row.Moving() && row.State != cells.StateCommitting:
 		return e.s.cfg.TakeOver + max(time.Until(row.Deadline), 0)
 	}
 	return e.s.cfg.TakeOver

@@ -38,6 +38,7 @@ type tracker struct {
 
 	mu       sync.Mutex
 	rec      api.Move          // guarded by mu
+	written  api.MoveState     // guarded by mu; the state that the stored record is in
 	pending  []func(*api.Move) // guarded by mu; changes that are not written yet
 	progress *cells.Progress   // guarded by mu; not written yet
 	told     time.Time         // guarded by mu; when watchers last heard of progress
@@ -45,7 +46,7 @@ type tracker struct {
 }
 
 func newTracker(store Store, rec api.Move, driver string) *tracker {
-	return &tracker{store: store, id: rec.ID, driver: driver, rec: rec, wake: make(chan struct{}, 1)}
+	return &tracker{store: store, id: rec.ID, driver: driver, rec: rec, written: rec.State, wake: make(chan struct{}, 1)}
 }
 
 func (t *tracker) snapshot() api.Move {
@@ -54,6 +55,19 @@ func (t *tracker) snapshot() api.Move {
 	m := t.rec
 	m.Steps = slices.Clip(m.Steps)
 	return m
+}
+
+// visible returns the record as others may see it: an outcome is told only once it is
+// written, so that whoever has heard of it finds it everywhere.
+func (t *tracker) visible() (api.Move, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.rec.State.Active() && t.rec.State != t.written {
+		return api.Move{}, false
+	}
+	m := t.rec
+	m.Steps = slices.Clip(m.Steps)
+	return m, true
 }
 
 // apply changes the record. fn must be pure; it is run again on the stored record.
@@ -103,7 +117,7 @@ func (t *tracker) flush(ctx context.Context) error {
 		t.progress = nil
 	}
 	live := t.rec.Progress
-	t.rec = rec
+	t.rec, t.written = rec, rec.State
 	for _, fn := range t.pending {
 		fn(&t.rec)
 	}
