@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httputil"
 	"sync"
 	"time"
 
@@ -37,6 +38,7 @@ type exchange struct {
 	upgrade bool
 	ask     bool // the body waits until the cell wants it
 	body    *forward.Body
+	rp      httputil.ReverseProxy
 
 	// What happened so far.
 	cell      cells.CellID
@@ -392,6 +394,11 @@ func (x *exchange) accept(resp *http.Response, gate *cells.Answer) *http.Respons
 		x.body.Commit()
 	}
 	forward.CleanAnswer(resp.Header)
+	if resp.ContentLength == 0 {
+		// A flush before the end would part the end from the headers: over gRPC that is no
+		// longer an answer that is only trailers.
+		x.rp.FlushInterval = 0
+	}
 	x.outcome = outcomeForwarded
 	if gate != nil {
 		x.outcome, x.cause = string(gate.Code), gate

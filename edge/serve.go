@@ -4,7 +4,6 @@ package edge
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"strings"
@@ -113,11 +112,10 @@ func (x *exchange) proxy() {
 		x.rec.body = x.body
 		defer x.endBody()
 	}
-	rp := httputil.ReverseProxy{
-		Rewrite: x.rewrite, Transport: x, ErrorHandler: x.failed, BufferPool: copyBuffers, FlushInterval: -1,
-		ErrorLog: slog.NewLogLogger(x.s.log.Handler(), slog.LevelDebug),
+	x.rp = httputil.ReverseProxy{
+		Rewrite: x.rewrite, Transport: x, ErrorHandler: x.failed, BufferPool: copyBuffers, FlushInterval: -1, ErrorLog: x.s.debug,
 	}
-	rp.ServeHTTP(&x.rec, r)
+	x.rp.ServeHTTP(&x.rec, r)
 }
 
 // lastBytes is how long a client may go on sending a body that nobody reads, so

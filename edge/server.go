@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -47,6 +48,7 @@ type Server struct {
 	metrics *metrics
 	unknown *rate.Limiter // reads of the table for tenants without a route
 	log     *slog.Logger
+	debug   *log.Logger // for what net/http has to say
 
 	cellsDown sync.Map // cells.CellID -> *atomic.Int64: since when no process could be reached
 	seq       atomic.Uint64
@@ -82,6 +84,7 @@ func New(cfg Config, routes Routes, topo topology.View) (*Server, error) {
 	s := &Server{
 		cfg: cfg, routes: routes, topo: topo, list: list, room: room, log: cfg.Log,
 		pools: forward.NewPools(cfg.Forward), budget: forward.NewBudget(cfg.ReplayTotal),
+		debug:  slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		tokens: newTokens(cfg.AdmissionKey), unknown: rate.NewLimiter(200, 400),
 	}
 	s.streams, s.endStreams = context.WithCancelCause(context.Background())
@@ -241,7 +244,7 @@ func (s *Server) httpServer(h http.Handler, base context.Context) *http.Server {
 		},
 		MaxHeaderBytes: s.cfg.MaxHeader, ReadHeaderTimeout: s.cfg.ReadHeaderTimeout, IdleTimeout: s.cfg.IdleTimeout,
 		BaseContext: func(net.Listener) context.Context { return base },
-		ErrorLog:    slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ErrorLog:    s.debug,
 	}
 }
 
