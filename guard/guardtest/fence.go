@@ -91,8 +91,13 @@ func testOldSnapshot(e *env, iso string) {
 		return
 	}
 	// A transaction of a kind that keeps orders out from its beginning.
-	e.must(write(e.ctx, tx, tenant, 1, "early"), "write")
-	e.must(tx.Commit(e.ctx), "commit")
+	err := write(e.ctx, tx, tenant, 1, "early")
+	if err == nil {
+		e.must(tx.Commit(e.ctx), "commit")
+	} else {
+		e.wantErr(err, guard.ErrContended, "a write that close waits for")
+		tx.Rollback()
+	}
 	e.must(closing.wait(e, "close"), "close")
 }
 
@@ -103,15 +108,20 @@ func testInFlight(e *env, iso string) {
 	e.open(tenant, 1)
 	tx := e.begin(e.a, iso)
 	defer tx.Rollback()
-	e.must(write(e.ctx, tx, tenant, 1, "k"), "write")
-	short, cancel := context.WithTimeout(e.ctx, blocked)
-	defer cancel()
-	start := time.Now()
-	if err := e.b.CloseFence(short, cells.FenceOrder{Tenant: tenant, Epoch: 2, Move: "m"}); err == nil {
-		e.Errorf("a close returned while an admitted transaction was open")
-	} else if d := time.Since(start); d > 3*time.Second {
-		e.Errorf("a close with a context of %s took %s", blocked, d)
+	tryClose := func(what string) {
+		short, cancel := context.WithTimeout(e.ctx, blocked)
+		defer cancel()
+		start := time.Now()
+		if err := e.b.CloseFence(short, cells.FenceOrder{Tenant: tenant, Epoch: 2, Move: "m"}); err == nil {
+			e.Errorf("a close returned while %s", what)
+		} else if d := time.Since(start); d > 3*time.Second {
+			e.Errorf("a close with a context of %s took %s", blocked, d)
+		}
 	}
+	e.must(tx.Admit(e.ctx, tenant, 1), "admit")
+	tryClose("a transaction was admitted that has not written yet")
+	e.must(write(e.ctx, tx, tenant, 1, "k"), "write")
+	tryClose("an admitted transaction was open")
 	if f := e.fence(tenant); !f.Open || f.Epoch != 1 {
 		e.Errorf("a close that was given up left %+v", f)
 	}

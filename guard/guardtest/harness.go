@@ -36,6 +36,10 @@ type Harness struct {
 	Unprotected bool
 	// Interleavings is how many random ones are run; 0 means 200.
 	Interleavings int
+	// Lanes is how many of them run at the same time; 0 means 8.
+	Lanes int
+	// Patience bounds every wait that should end by itself; 0 means 20 s.
+	Patience time.Duration
 	// Only, if not empty, names the sections to run.
 	Only []string
 }
@@ -84,8 +88,15 @@ func put(ctx context.Context, tx Tx, tenant cells.TenantID, key, value string) e
 		ON CONFLICT (tenant, key) DO UPDATE SET value = excluded.value`, string(tenant), key, value)
 }
 
-// patience bounds every wait that should end by itself.
+// patience bounds every wait that should end by itself; see [Harness.Patience].
 const patience = 20 * time.Second
+
+func (e *env) patience() time.Duration {
+	if e.h.Patience > 0 {
+		return e.h.Patience
+	}
+	return patience
+}
 
 // blocked is how long something must not have ended to count as waiting.
 const blocked = 60 * time.Millisecond
@@ -200,10 +211,10 @@ func (c *call) ended(d time.Duration) bool {
 }
 
 // wait returns the call's result.
-func (c *call) wait(t T, what string) error {
-	t.Helper()
-	if !c.ended(patience) {
-		t.Fatalf("%s has not ended after %s", what, patience)
+func (c *call) wait(e *env, what string) error {
+	e.Helper()
+	if !c.ended(e.patience()) {
+		e.Fatalf("%s has not ended after %s", what, e.patience())
 	}
 	return c.err
 }
@@ -211,12 +222,12 @@ func (c *call) wait(t T, what string) error {
 // eventually waits until cond holds.
 func (e *env) eventually(what string, cond func() bool) {
 	e.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(e.patience())
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !cond() {
 		if time.Now().After(deadline) {
-			e.Fatalf("%s: not after %s", what, patience)
+			e.Fatalf("%s: not after %s", what, e.patience())
 		}
 		<-tick.C
 	}

@@ -15,14 +15,17 @@ import (
 )
 
 // testInterleavings runs random schedules of a few writers and a few orders,
-// eight schedules at a time. A step that waits for a lock is left waiting while
+// several schedules at a time. A step that waits for a lock is left waiting while
 // others go on.
 func testInterleavings(e *env) {
 	total := e.h.Interleavings
 	if total == 0 {
 		total = 200
 	}
-	const lanes = 8
+	lanes := e.h.Lanes
+	if lanes == 0 {
+		lanes = 8
+	}
 	err := group(lanes, func(lane int) error {
 		for n := lane; n < total; n += lanes {
 			if err := interleave(e, uint64(n)); err != nil {
@@ -185,7 +188,7 @@ func interleave(e *env, seed uint64) error {
 	}
 	actors = append(actors, driver, late)
 
-	ctx, cancel := context.WithTimeout(e.ctx, patience)
+	ctx, cancel := context.WithTimeout(e.ctx, e.patience())
 	defer cancel()
 	for {
 		var ready []*actor
@@ -219,7 +222,7 @@ func interleave(e *env, seed uint64) error {
 		a.steps = a.steps[1:]
 		fmt.Fprintf(&log, "%s:%d ", a.name, len(a.steps))
 		a.pending = async(func() error { return step(ctx) })
-		a.settle(15 * time.Millisecond)
+		a.settle(4 * time.Millisecond)
 	}
 	for _, a := range actors {
 		if a.undo != nil {

@@ -180,7 +180,7 @@ func testRelayPause(e *env) {
 	e.emit(e.a, paused, 1, 4)
 	select {
 	case <-entered:
-	case <-time.After(patience):
+	case <-time.After(e.patience()):
 		e.Fatalf("nothing was published")
 	}
 	stopB := e.relay(e.b, s)
@@ -253,7 +253,7 @@ func testRelayStuck(e *env) {
 	})
 	select {
 	case <-entered:
-	case <-time.After(patience):
+	case <-time.After(e.patience()):
 		e.Fatalf("nothing was published: %v", stuck.err)
 	}
 	e.close(tenant, 2)
@@ -281,7 +281,16 @@ func testRelayTwo(e *env) {
 	s := newSink()
 	tenant := newTenant()
 	e.open(tenant, 1)
-	s.before = func(context.Context, cells.TenantID, []guard.Event) error { return nil }
+	s.before = func(ctx context.Context, _ cells.TenantID, _ []guard.Event) error {
+		slow := time.NewTimer(5 * time.Millisecond) // so that the other one comes along
+		defer slow.Stop()
+		select {
+		case <-slow.C:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	stopA, stopB := e.relay(e.a, s), e.relay(e.b, s)
 	e.emit(e.a, tenant, 1, 10)
 	e.emit(e.b, tenant, 1, 10)
@@ -298,10 +307,13 @@ func testRelayTwo(e *env) {
 	if n := s.count(tenant); n != 25 {
 		e.Errorf("%d events were accepted, want 25", n)
 	}
+	e.emit(e.a, tenant, 1, 2)
 	// The source of a move never publishes for a fenced tenant.
 	e.close(tenant, 2)
-	if n := e.publish(tenant, nil); n != 0 {
-		e.Errorf("%d events were published behind a closed fence", n)
+	for _, p := range []Process{e.a, e.b} {
+		if n, err := p.PublishNext(e.ctx, tenant, 10, s.Publish); n != 0 || err != nil && !errors.Is(err, guard.ErrBusy) {
+			e.Errorf("%d events were published behind a closed fence, %v", n, err)
+		}
 	}
 }
 

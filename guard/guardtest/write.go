@@ -127,6 +127,8 @@ func testImports(e *env, iso string) {
 	e.must(opening.wait(e, "open"), "open")
 	e.wantErr(load(e.a, 4, "m", "late"), cells.ErrStaleOrder, "an import by a driver that slept")
 	e.wantErr(load(e.a, 4, "", "late"), cells.ErrStaleOrder, "a removal by a driver that slept")
+	e.wantErr(load(e.a, 5, "m", "late"), cells.ErrStaleOrder, "an import at the epoch that is open")
+	e.wantErr(load(e.a, 5, "", "late"), cells.ErrStaleOrder, "a removal at the epoch that is open")
 	if now := e.state(tenant); now != atOpen {
 		e.Errorf("when open returned there was %s, now there is %s", atOpen, now)
 	}

@@ -113,7 +113,7 @@ func (d *database) Close() {}
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 func (d *database) Process(ctx context.Context) (guardtest.Process, error) {
-	opts := []postgres.Option{postgres.WithPoll(100 * time.Millisecond), postgres.WithLogger(quiet)}
+	opts := []postgres.Option{postgres.WithPoll(100 * time.Millisecond), postgres.WithLockWait(5 * time.Second), postgres.WithLogger(quiet)}
 	cfg, err := pgxpool.ParseConfig(d.url)
 	if err != nil {
 		return nil, err

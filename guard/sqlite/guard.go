@@ -31,6 +31,10 @@ type Guard struct {
 	hub   *hub.Hub
 	relay relayLock
 
+	// turn is held by the one transaction of this guard that writes. Waiting here is
+	// fair and short, waiting for SQLite's lock is neither.
+	turn chan struct{}
+
 	// admitted has the transactions that were admitted: *sql.Tx (weak) to admission.
 	admitted sync.Map
 }
@@ -54,7 +58,7 @@ func New(db *sql.DB, opts ...Option) (*Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{config: cfg, db: db}
+	g := &Guard{config: cfg, db: db, turn: make(chan struct{}, 1)}
 	g.hub = hub.New(g.pollLoop)
 	return g, nil
 }
@@ -64,7 +68,8 @@ func New(db *sql.DB, opts ...Option) (*Guard, error) {
 // the file's write lock from before fn to the end. fn uses its own ctx and
 // tx, and runs again, in a new transaction, when the database was busy (see
 // [WithRetries]): it must not change anything but the transaction and its own
-// variables. opts may be nil.
+// variables. It must not call InTx again. opts may be nil; a read-only
+// transaction takes no lock, its fence is only looked at.
 //
 // After an error nothing was written, except after [guard.ErrCommitUnknown].
 // The error wraps [cells.ErrFenced] when the tenant is not written here at the
@@ -91,13 +96,22 @@ func (g *Guard) InTx(ctx context.Context, opts *sql.TxOptions, fn func(ctx conte
 }
 
 func (g *Guard) inTx(ctx context.Context, a guard.Admission, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) (emitted bool, err error) {
+	admit := g.look
+	if opts == nil || !opts.ReadOnly {
+		admit = g.admit
+		leave, err := g.enter(ctx)
+		if err != nil {
+			return false, err
+		}
+		defer leave()
+	}
 	d, err := txrun.Begin(ctx, g.db, opts)
 	if err != nil {
 		return false, ended(ctx, translate(err))
 	}
 	defer d.Rollback()
 	defer g.forget(d.Tx)
-	if err := g.admit(ctx, d.Tx, a); err != nil {
+	if err := admit(ctx, d.Tx, a); err != nil {
 		return false, err
 	}
 	ctx, emits := txrun.CountEmits(guard.ContextWith(ctx, a))
@@ -108,6 +122,32 @@ func (g *Guard) inTx(ctx context.Context, a guard.Admission, opts *sql.TxOptions
 		return false, context.Cause(ctx)
 	}
 	return emits.Load(), g.commit(ctx, d)
+}
+
+// enter waits for the turn to write, at most for the lock wait.
+func (g *Guard) enter(ctx context.Context) (leave func(), err error) {
+	t := time.NewTimer(g.lockWait)
+	defer t.Stop()
+	select {
+	case g.turn <- struct{}{}:
+		return func() { <-g.turn }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-t.C:
+		return nil, fmt.Errorf("%w: a transaction of this process has been writing for %s", cells.ErrUnavailable, g.lockWait)
+	}
+}
+
+// look checks the fence for a transaction that only reads.
+func (g *Guard) look(ctx context.Context, tx *sql.Tx, a guard.Admission) error {
+	if err := a.Tenant.Validate(); err != nil {
+		return err
+	}
+	row, _, err := fenceRow(ctx, tx, a.Tenant)
+	if err != nil {
+		return ended(ctx, translate(err))
+	}
+	return rules.Admit(row, a.Epoch)
 }
 
 func (g *Guard) commit(ctx context.Context, d *txrun.Detached) error {
@@ -135,7 +175,7 @@ func (g *Guard) admit(ctx context.Context, tx *sql.Tx, a guard.Admission) error 
 	if a.Cell == "" {
 		a.Cell = g.cell
 	}
-	row, found, err := lockedFence(ctx, tx, a.Tenant)
+	row, found, err := g.lockedFence(ctx, tx, a.Tenant)
 	if err != nil {
 		return ended(ctx, translate(err))
 	}
@@ -159,7 +199,7 @@ func (g *Guard) AdmitClosed(ctx context.Context, tx *sql.Tx, tenant cells.Tenant
 	if err := tenant.Validate(); err != nil {
 		return err
 	}
-	row, _, err := lockedFence(ctx, tx, tenant)
+	row, _, err := g.lockedFence(ctx, tx, tenant)
 	if err != nil {
 		return ended(ctx, translate(err))
 	}

@@ -89,7 +89,7 @@ func (g *Guard) CloseFence(ctx context.Context, o cells.FenceOrder) error {
 
 func (g *Guard) order(ctx context.Context, o cells.FenceOrder, rule func(guard.Fence, cells.FenceOrder) (guard.Fence, bool, error)) error {
 	return g.inOrder(ctx, func(ctx context.Context, tx *sql.Tx) error {
-		row, _, err := lockedFence(ctx, tx, o.Tenant)
+		row, _, err := g.lockedFence(ctx, tx, o.Tenant)
 		if err != nil {
 			return err
 		}
@@ -119,12 +119,17 @@ func (g *Guard) inOrder(ctx context.Context, f func(context.Context, *sql.Tx) er
 }
 
 func (g *Guard) once(ctx context.Context, f func(context.Context, *sql.Tx) error) error {
+	leave, err := g.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	d, err := txrun.Begin(ctx, g.db, nil)
 	if err != nil {
 		return translate(err)
 	}
 	defer d.Rollback()
-	if err := lockFile(ctx, d.Tx); err != nil && !missingTable(err) {
+	if err := g.lockFile(ctx, d.Tx); err != nil && !missingTable(err) {
 		return translate(err)
 	}
 	if err := f(ctx, d.Tx); err != nil {
@@ -146,8 +151,8 @@ type querier interface {
 // writing statement takes it before it finds that it has nothing to write. In a
 // deferred transaction whose snapshot is older than the last commit it fails
 // (SQLITE_BUSY_SNAPSHOT).
-func lockFile(ctx context.Context, tx *sql.Tx) error {
-	_, err := tx.ExecContext(ctx, `DELETE FROM cell_outbox_turn WHERE tenant IS NULL`)
+func (g *Guard) lockFile(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, g.lockSQL)
 	return err
 }
 
@@ -155,8 +160,8 @@ func missingTable(err error) bool { return strings.Contains(err.Error(), "no suc
 
 // lockedFence reads the row under the write lock; a missing one as
 // [rules.Absent].
-func lockedFence(ctx context.Context, tx *sql.Tx, tenant cells.TenantID) (guard.Fence, bool, error) {
-	if err := lockFile(ctx, tx); err != nil {
+func (g *Guard) lockedFence(ctx context.Context, tx *sql.Tx, tenant cells.TenantID) (guard.Fence, bool, error) {
+	if err := g.lockFile(ctx, tx); err != nil {
 		return guard.Fence{}, false, err
 	}
 	return fenceRow(ctx, tx, tenant)

@@ -21,10 +21,12 @@ type config struct {
 	retries      int
 	poll         time.Duration
 	log          *slog.Logger
+	lockSQL      string // another one only in mutation checks
 }
 
 func newConfig(opts []Option) (config, error) {
-	c := config{lockWait: 10 * time.Second, commitWait: 10 * time.Second, retries: 8, poll: 200 * time.Millisecond, log: slog.Default()}
+	c := config{lockWait: 10 * time.Second, commitWait: 10 * time.Second, retries: 8, poll: 200 * time.Millisecond, log: slog.Default(),
+		lockSQL: `DELETE FROM cell_outbox_turn WHERE tenant IS NULL`}
 	for _, o := range opts {
 		o(&c)
 	}

@@ -51,8 +51,15 @@ func (g *Guard) Wait(ctx context.Context, tenant cells.TenantID, after cells.Eve
 	})
 }
 
-// NewFeed implements [guard.RelayStore].
-func (g *Guard) NewFeed() (guard.Feed, error) { return g.hub.NewFeed() }
+// NewFeed implements [guard.RelayStore]. When it is closed another process may
+// publish.
+func (g *Guard) NewFeed() (guard.Feed, error) {
+	f, err := g.hub.NewFeed()
+	if err != nil {
+		return nil, err
+	}
+	return feed{f, &g.relay}, nil
+}
 
 // Backlog implements [guard.RelayStore].
 func (g *Guard) Backlog(ctx context.Context, after cells.TenantID, limit int) ([]cells.TenantID, error) {

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
 )
 
 // relayLock is held by the one process that publishes what is in a file: an
@@ -121,6 +122,17 @@ func (l *relayLock) yield() {
 	if len(l.inFlight) == 0 {
 		l.drop()
 	}
+}
+
+// feed gives the relay's lock up when its relay ends.
+type feed struct {
+	guard.Feed
+	l *relayLock
+}
+
+func (f feed) Close() {
+	f.Feed.Close()
+	f.l.yield()
 }
 
 // release yields, now or with the last publication, for good.

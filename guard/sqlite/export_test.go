@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sqlite
+
+// WithLockSQL replaces the statement that takes the write lock, for mutation
+// checks.
+func WithLockSQL(s string) Option { return func(c *config) { c.lockSQL = s } }
