@@ -3,9 +3,7 @@
 package topology
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,39 +11,44 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"reflect"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/client"
 )
+
+// Source gives out the directory's topologies; [*client.EdgeClient] is one.
+type Source interface {
+	// WatchTopology calls f with the topology now and after each change, and with nil
+	// as a sign of life, until the watch ends. It returns f's error, the context's, or
+	// why the watch broke; a silent one breaks.
+	WatchTopology(ctx context.Context, f func(*api.Topology) error) error
+}
 
 // Config configures a [Watcher].
 type Config struct {
-	// Client reaches the directory; it must not follow redirects or have a timeout.
-	Client *http.Client
-	// Directory is the base URL of the directory's channel listener.
+	// Client and Directory are a client of the channel that reaches directories, and
+	// the base URL of the directory's channel listener. Or Source is set.
+	Client    *http.Client
 	Directory string
+	Source    Source
 	// Snapshot is the file that keeps the last known topology; "" keeps none. Key,
 	// of at least 16 bytes, signs it.
 	Snapshot string
 	Key      []byte
-	// Silence is how long the stream may say nothing before it counts as broken;
-	// default 30 s.
-	Silence time.Duration
+	// Patience is how long [Watch] waits for a directory that does not answer before
+	// it goes on from a snapshot that it has; default 3 s.
+	Patience time.Duration
 	// Log; nil means slog.Default.
 	Log *slog.Logger
 }
 
-// maxLine bounds one topology, in bytes.
-const maxLine = 16 << 20
-
 // Watcher follows a directory. Make one with [Watch].
 type Watcher struct {
 	cfg     Config
-	url     string
 	view    atomic.Pointer[view]
 	changed signal
 	born    time.Time
@@ -71,27 +74,32 @@ type view struct {
 var _ View = (*Watcher)(nil)
 
 // Watch starts to follow the directory. It returns once there is a topology: from
-// the directory, or, when it does not answer before ctx ends or at the first
-// attempt, from the snapshot. ctx bounds that wait only. Errors: [cells.ErrInvalid] for a bad
-// configuration or a snapshot that is not to be trusted, [cells.ErrUnavailable]
-// when there is neither directory nor snapshot. The caller closes the watcher.
+// the directory or, when that cannot be reached or lets wait for longer than
+// Patience, from the snapshot. Without a snapshot it tries until ctx ends, which
+// bounds that wait only. Errors: [cells.ErrInvalid] for a bad configuration or a
+// snapshot that is not to be trusted, [cells.ErrUnavailable] when there is neither
+// directory nor snapshot. The caller closes the watcher.
 func Watch(ctx context.Context, cfg Config) (*Watcher, error) {
-	switch {
-	case cfg.Client == nil || cfg.Directory == "":
-		return nil, fmt.Errorf("%w: topology: a client and the directory's URL are needed", cells.ErrInvalid)
-	case cfg.Snapshot != "" && len(cfg.Key) < minKeyLength:
+	if cfg.Snapshot != "" && len(cfg.Key) < minKeyLength {
 		return nil, fmt.Errorf("%w: topology: the snapshot key has %d bytes, want at least %d", cells.ErrInvalid, len(cfg.Key), minKeyLength)
 	}
-	if cfg.Silence <= 0 {
-		cfg.Silence = 30 * time.Second
+	if cfg.Source == nil {
+		if cfg.Client == nil {
+			return nil, fmt.Errorf("%w: topology: a client and the directory's URL are needed", cells.ErrInvalid)
+		}
+		source, err := client.Edge(cfg.Client, cfg.Directory)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Source = source
+	}
+	if cfg.Patience <= 0 {
+		cfg.Patience = 3 * time.Second
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	w := &Watcher{
-		cfg: cfg, url: strings.TrimRight(cfg.Directory, "/") + api.PathTopology + "?watch=1",
-		born: time.Now(), done: make(chan struct{}), first: make(chan struct{}),
-	}
+	w := &Watcher{cfg: cfg, born: time.Now(), done: make(chan struct{}), first: make(chan struct{})}
 	if cfg.Snapshot != "" {
 		// Looked at before it is needed: a file that is not to be trusted is found at a
 		// start that somebody watches, not in an outage.
@@ -107,27 +115,29 @@ func Watch(ctx context.Context, cfg Config) (*Watcher, error) {
 	w.stop = stop
 	failed := make(chan error, 1)
 	go w.follow(life, failed)
-	select {
-	case <-w.first:
-		return w, nil
-	case err := <-failed:
-		if w.view.Load() != nil {
-			cfg.Log.Warn("topology: the directory cannot be reached; going on from the snapshot", "age", w.Status().Age.Round(time.Second), "err", err)
-			return w, nil
-		}
+	last := fmt.Errorf("%w: no answer from the directory yet", cells.ErrUnavailable)
+	patience := time.NewTimer(cfg.Patience)
+	defer patience.Stop()
+	for {
 		select {
 		case <-w.first:
 			return w, nil
+		case last = <-failed:
+		case <-patience.C:
 		case <-ctx.Done():
-			w.Close()
-			return nil, fmt.Errorf("%w: topology: %w", cells.ErrUnavailable, err)
+			last = fmt.Errorf("%w (%w)", last, context.Cause(ctx))
 		}
-	case <-ctx.Done():
-		if w.view.Load() != nil {
+		switch {
+		case w.view.Load() != nil:
+			st := w.Status()
+			if st.Source == SourceSnapshot {
+				cfg.Log.Warn("topology: the directory cannot be reached; going on from the snapshot", "age", st.Age.Round(time.Second), "err", last)
+			}
 			return w, nil
+		case ctx.Err() != nil:
+			w.Close()
+			return nil, fmt.Errorf("topology: %w", last)
 		}
-		w.Close()
-		return nil, fmt.Errorf("%w: topology: %w", cells.ErrUnavailable, context.Cause(ctx))
 	}
 }
 
@@ -174,54 +184,23 @@ func (w *Watcher) follow(life context.Context, failed chan<- error) {
 // stream reads one stream to its end, which is always an error. got reports
 // whether a topology came.
 func (w *Watcher) stream(life context.Context) (got bool, err error) {
-	ctx, cancel := context.WithCancelCause(life)
-	defer cancel(nil)
-	quiet := time.AfterFunc(w.cfg.Silence, func() { cancel(fmt.Errorf("%w: the directory was silent for %s", cells.ErrUnavailable, w.cfg.Silence)) })
-	defer quiet.Stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.url, nil)
-	if err != nil {
-		return false, fmt.Errorf("%w: %w", cells.ErrInvalid, err)
-	}
-	req.Header.Set("Accept", api.ContentNDJSON)
-	resp, err := w.cfg.Client.Do(req)
-	if err != nil {
-		return false, w.broken(ctx, err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return false, fmt.Errorf("%w: the directory answered %s", cells.ErrUnavailable, resp.Status)
-	}
-	sc := bufio.NewScanner(resp.Body)
-	sc.Buffer(make([]byte, 64<<10), maxLine)
-	for sc.Scan() {
-		quiet.Reset(w.cfg.Silence)
-		if len(sc.Bytes()) == 0 {
-			continue
-		}
-		var line api.TopologyLine
-		if err := json.Unmarshal(sc.Bytes(), &line); err != nil {
-			return got, fmt.Errorf("%w: topology line: %w", cells.ErrInvalid, err)
-		}
+	err = w.cfg.Source.WatchTopology(life, func(t *api.Topology) error {
 		switch {
-		case line.Topology != nil:
+		case t != nil:
 			got = true
-			w.take(line.Topology)
-		case line.Alive && got:
+			w.take(t)
+		case got:
 			w.seen.Store(int64(time.Since(w.born)))
 		}
-	}
-	err = sc.Err()
+		return nil
+	})
 	if err == nil {
-		err = errors.New("the directory ended the stream")
+		err = errors.New("the watch ended")
 	}
-	return got, w.broken(ctx, err)
-}
-
-func (w *Watcher) broken(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
-		err = cause
+	if !errors.Is(err, cells.ErrUnavailable) {
+		err = fmt.Errorf("%w: %w", cells.ErrUnavailable, err)
 	}
-	return fmt.Errorf("%w: %w", cells.ErrUnavailable, err)
+	return got, err
 }
 
 // take makes a topology the view.
