@@ -25,6 +25,9 @@ var (
 // I1 to I6 in each.
 func TestExplore(t *testing.T) {
 	cfgs := []xconfig{xOneMove, xTwo, xThree, xLife, xDefault, xHome, xRace}
+	if exploreSmall {
+		cfgs = []xconfig{xOneMove, xLife, xDefault, xRace}
+	}
 	if *deep {
 		cfgs = append(cfgs,
 			xconfig{name: "deep: two drivers, two moves", cells: 2, drivers: 2, moves: 2, writes: 1},
