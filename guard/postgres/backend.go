@@ -26,6 +26,8 @@ type querier interface {
 // txn is a transaction at READ COMMITTED, whatever the database's default is.
 type txn interface {
 	querier
+	// detach keeps it open when the context of begin ends.
+	detach()
 	commit(ctx context.Context) error
 	rollback(ctx context.Context)
 }
@@ -119,6 +121,7 @@ type pgxTxn struct {
 	tx pgx.Tx
 }
 
+func (t pgxTxn) detach()                          {}
 func (t pgxTxn) commit(ctx context.Context) error { return t.tx.Commit(ctx) }
 func (t pgxTxn) rollback(ctx context.Context)     { _ = t.tx.Rollback(ctx) }
 
@@ -190,5 +193,6 @@ type sqlTxn struct {
 	tx *txrun.Detached
 }
 
+func (t sqlTxn) detach()                          { t.tx.Detach() }
 func (t sqlTxn) commit(ctx context.Context) error { return t.tx.Commit(ctx) }
 func (t sqlTxn) rollback(context.Context)         { t.tx.Rollback() }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,20 +30,20 @@ const childEnv = "GUARD_POSTGRES_CHILD"
 
 func TestMain(m *testing.M) {
 	if u := os.Getenv(childEnv); u != "" {
-		fmt.Fprintln(os.Stderr, child(u, os.Getenv(childEnv+"_HOOK")))
+		fmt.Fprintln(os.Stderr, child(u, os.Getenv(childEnv+"_SCHEMA"), os.Getenv(childEnv+"_HOOK")))
 		os.Exit(1)
 	}
 	os.Exit(pgtest.Main(m))
 }
 
 // child relays until it is killed.
-func child(dbURL, hook string) error {
+func child(dbURL, schema, hook string) error {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, dbURL)
 	if err != nil {
 		return err
 	}
-	g, err := postgres.New(pool)
+	g, err := postgres.New(pool, postgres.WithSchema(schema))
 	if err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func child(dbURL, hook string) error {
 
 func relayChild(db guardtest.Database, hook string) *exec.Cmd {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"="+db.(*database).url, childEnv+"_HOOK="+hook)
+	cmd.Env = append(os.Environ(), childEnv+"="+db.(*database).url, childEnv+"_SCHEMA="+db.(*database).schema, childEnv+"_HOOK="+hook)
 	return cmd
 }
 
@@ -72,22 +73,28 @@ var sqlIsolations = map[string]sql.IsolationLevel{
 }
 
 // harness is the suite's view of this package; useSQL chooses the driver. change
-// runs on a database after it was installed.
-func harness(t testing.TB, useSQL bool, change func(ctx context.Context, pool *pgxpool.Pool) error) guardtest.Harness {
+// runs on a database after it was installed. A new "database" is a schema of its
+// own in one database, for the guard and for the service: that is much quicker.
+func harness(t testing.TB, useSQL bool, change func(ctx context.Context, pool *pgxpool.Pool, schema string) error) guardtest.Harness {
+	shared := pgtest.DB(t)
 	return guardtest.Harness{
 		Isolations: []string{"read-committed", "repeatable-read", "serializable"},
 		Child:      relayChild,
 		Open: func(ctx context.Context) (guardtest.Database, error) {
-			d := &database{url: pgtest.DB(t), useSQL: useSQL}
+			d := &database{schema: fmt.Sprint("s", schemas.Add(1)), useSQL: useSQL}
+			d.url = shared + "&search_path=" + d.schema
 			pool, err := pgxpool.New(ctx, d.url)
 			if err != nil {
 				return nil, err
 			}
 			defer pool.Close()
+			if _, err := pool.Exec(ctx, "CREATE SCHEMA "+d.schema); err != nil {
+				return nil, err
+			}
 			if _, err := pool.Exec(ctx, guardtest.TableSQL); err != nil {
 				return nil, err
 			}
-			g, err := postgres.New(pool)
+			g, err := postgres.New(pool, postgres.WithSchema(d.schema))
 			if err != nil {
 				return nil, err
 			}
@@ -96,16 +103,18 @@ func harness(t testing.TB, useSQL bool, change func(ctx context.Context, pool *p
 				return nil, err
 			}
 			if change != nil {
-				return d, change(ctx, pool)
+				return d, change(ctx, pool, d.schema)
 			}
 			return d, nil
 		},
 	}
 }
 
+var schemas atomic.Int64
+
 type database struct {
-	url    string
-	useSQL bool
+	url, schema string
+	useSQL      bool
 }
 
 func (d *database) Close() {}
@@ -113,7 +122,7 @@ func (d *database) Close() {}
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 func (d *database) Process(ctx context.Context) (guardtest.Process, error) {
-	opts := []postgres.Option{postgres.WithPoll(100 * time.Millisecond), postgres.WithLockWait(5 * time.Second), postgres.WithLogger(quiet)}
+	opts := []postgres.Option{postgres.WithSchema(d.schema), postgres.WithPoll(100 * time.Millisecond), postgres.WithLockWait(5 * time.Second), postgres.WithLogger(quiet)}
 	cfg, err := pgxpool.ParseConfig(d.url)
 	if err != nil {
 		return nil, err

@@ -15,7 +15,7 @@ import (
 )
 
 func TestMutantsOfTheProcess(t *testing.T) {
-	tables := guardtest.Tables{Fence: "cell.fence", Barrier: "cell.outbox_barrier", Head: "cell.outbox_head", True: "true", False: "false"}
+	tables := guardtest.Tables{Fence: "fence", Barrier: "outbox_barrier", Head: "outbox_head", True: "true", False: "false"}
 	for _, m := range guardtest.Mutants(tables, "read-committed") {
 		m.Check(t, harness(t, false, nil))
 	}
@@ -23,8 +23,7 @@ func TestMutantsOfTheProcess(t *testing.T) {
 
 // edit is a change of what Install has made in a database.
 type edit struct {
-	// function and the text in it that is replaced; from "" replaces the body
-	// between BEGIN and the last END.
+	// function, and the text in it that is replaced. "@s" is the schema.
 	function, from, to string
 	// sql is run as it is.
 	sql string
@@ -38,13 +37,13 @@ func functions(t *testing.T) map[string]string {
 	}
 	out := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?s)CREATE OR REPLACE FUNCTION @s\.(\w+)\(.*?\n\$\$;`).FindAllStringSubmatch(string(script), -1) {
-		out[m[1]] = strings.ReplaceAll(m[0], "@s", "cell")
+		out[m[1]] = m[0]
 	}
 	return out
 }
 
-func apply(t *testing.T, edits []edit) func(context.Context, *pgxpool.Pool) error {
-	return func(ctx context.Context, pool *pgxpool.Pool) error {
+func apply(t *testing.T, edits []edit) func(context.Context, *pgxpool.Pool, string) error {
+	return func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 		fns := functions(t)
 		for _, e := range edits {
 			stmt := e.sql
@@ -56,7 +55,7 @@ func apply(t *testing.T, edits []edit) func(context.Context, *pgxpool.Pool) erro
 				stmt = strings.Replace(def, e.from, e.to, 1)
 				fns[e.function] = stmt
 			}
-			if _, err := pool.Exec(ctx, stmt); err != nil {
+			if _, err := pool.Exec(ctx, strings.ReplaceAll(stmt, "@s", schema)); err != nil {
 				return err
 			}
 		}
@@ -65,7 +64,7 @@ func apply(t *testing.T, edits []edit) func(context.Context, *pgxpool.Pool) erro
 }
 
 const (
-	advisory  = `PERFORM pg_advisory_xact_lock_shared(cell.fence_key(p_tenant));`
+	advisory  = `PERFORM pg_advisory_xact_lock_shared(@s.fence_key(p_tenant));`
 	onlyAbove = `IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
 	   AND current_setting('transaction_read_only') = 'off' THEN`
 )
@@ -111,38 +110,38 @@ func TestMutantsOfTheLocking(t *testing.T) {
 		{guardtest.Mutant{Name: "import at any epoch", Only: []string{"imports"}}, []edit{{function: "admit_closed", from: "OR f.epoch IS DISTINCT FROM p_epoch"}}},
 		{guardtest.Mutant{Name: "import while open", Only: []string{"imports"}}, []edit{{function: "admit_closed", from: "OR f.is_open"}}},
 		{guardtest.Mutant{Name: "import without a lock", Only: []string{"imports"}}, []edit{
-			{function: "admit_closed", from: ":= cell.locked_fence(p_tenant)"},
-			{function: "admit_closed", from: "BEGIN", to: "BEGIN SELECT * INTO f FROM cell.fence WHERE tenant = p_tenant;"},
+			{function: "admit_closed", from: ":= @s.locked_fence(p_tenant)"},
+			{function: "admit_closed", from: "BEGIN", to: "BEGIN SELECT * INTO f FROM @s.fence WHERE tenant = p_tenant;"},
 		}},
-		{guardtest.Mutant{Name: "import that may emit", Only: []string{"imports"}}, []edit{{function: "admit_closed", from: "set_config('cell.admission', ''", to: "set_config('cell.admission', '1 '"}}},
+		{guardtest.Mutant{Name: "import that may emit", Only: []string{"imports"}}, []edit{{function: "admit_closed", from: "set_config('@s.admission', ''", to: "set_config('@s.admission', '1 '"}}},
 		{guardtest.Mutant{Name: "numbers of a sequence", Only: []string{"gapless"}}, []edit{
-			{sql: `CREATE SEQUENCE cell.mutant`},
-			{function: "emit", from: "UPDATE cell.outbox_head SET seq = seq + 1 WHERE tenant = v_tenant RETURNING seq INTO v_seq;", to: "v_seq := nextval('cell.mutant');"},
+			{sql: `CREATE SEQUENCE @s.mutant`},
+			{function: "emit", from: "UPDATE @s.outbox_head SET seq = seq + 1 WHERE tenant = v_tenant RETURNING seq INTO v_seq;", to: "v_seq := nextval('@s.mutant');"},
 			{function: "emit", from: "IF NOT FOUND THEN", to: "IF false THEN"},
 		}},
 		{guardtest.Mutant{Name: "numbers without a lock", Only: []string{"gapless"}}, []edit{
-			{function: "emit", from: "UPDATE cell.outbox_head SET seq = seq + 1 WHERE tenant = v_tenant RETURNING seq INTO v_seq;", to: "v_seq := cell.last_seq(v_tenant) + 1;"},
+			{function: "emit", from: "UPDATE @s.outbox_head SET seq = seq + 1 WHERE tenant = v_tenant RETURNING seq INTO v_seq;", to: "v_seq := @s.last_seq(v_tenant) + 1;"},
 			{function: "emit", from: "IF NOT FOUND THEN", to: "IF false THEN"},
 		}},
 		{guardtest.Mutant{Name: "no trigger on updates", Only: []string{"protected"}}, []edit{{sql: `DROP TRIGGER zz_cell_guard_update ON guardtest_rows`}}},
 		{guardtest.Mutant{Name: "trigger for the new row only", Only: []string{"protected"}}, []edit{
 			{sql: `DROP TRIGGER zz_cell_guard_update ON guardtest_rows`},
 			{sql: `CREATE TRIGGER zz_cell_guard_update AFTER UPDATE ON guardtest_rows FOR EACH ROW
-				WHEN ((pg_current_xact_id()::text || ' ') || NEW.tenant IS DISTINCT FROM current_setting('cell.admitted', true)) EXECUTE FUNCTION cell.refuse('tenant')`},
+				WHEN ((pg_current_xact_id()::text || ' ') || NEW.tenant IS DISTINCT FROM current_setting('@s.admitted', true)) EXECUTE FUNCTION @s.refuse('tenant')`},
 		}},
 		{guardtest.Mutant{Name: "trigger for the old row only", Only: []string{"protected"}}, []edit{
 			{sql: `DROP TRIGGER zz_cell_guard_update ON guardtest_rows`},
 			{sql: `CREATE TRIGGER zz_cell_guard_update AFTER UPDATE ON guardtest_rows FOR EACH ROW
-				WHEN ((pg_current_xact_id()::text || ' ') || OLD.tenant IS DISTINCT FROM current_setting('cell.admitted', true)) EXECUTE FUNCTION cell.refuse('tenant')`},
+				WHEN ((pg_current_xact_id()::text || ' ') || OLD.tenant IS DISTINCT FROM current_setting('@s.admitted', true)) EXECUTE FUNCTION @s.refuse('tenant')`},
 		}},
 		{guardtest.Mutant{Name: "no trigger on truncate", Only: []string{"protected"}}, []edit{{sql: `DROP TRIGGER zz_cell_guard_truncate ON guardtest_rows`}}},
-		{guardtest.Mutant{Name: "no trigger on the outbox", Only: []string{"protected"}}, []edit{{sql: `DROP TRIGGER zz_cell_guard_delete ON cell.outbox`}}},
+		{guardtest.Mutant{Name: "no trigger on the outbox", Only: []string{"protected"}}, []edit{{sql: `DROP TRIGGER zz_cell_guard_delete ON @s.outbox`}}},
 		{guardtest.Mutant{Name: "admission of the session", Only: []string{"pooled"}}, []edit{
 			{function: "admit", from: "pg_current_xact_id()::text || ' ' || p_tenant, true", to: "'all ' || p_tenant, false"},
 			{sql: `DROP TRIGGER zz_cell_guard_insert ON guardtest_rows`},
 			{sql: `DROP TRIGGER zz_cell_guard_update ON guardtest_rows`},
 			{sql: `CREATE TRIGGER zz_cell_guard_write AFTER INSERT OR UPDATE ON guardtest_rows FOR EACH ROW
-				WHEN ('all ' || NEW.tenant IS DISTINCT FROM current_setting('cell.admitted', true)) EXECUTE FUNCTION cell.refuse('tenant')`},
+				WHEN ('all ' || NEW.tenant IS DISTINCT FROM current_setting('@s.admitted', true)) EXECUTE FUNCTION @s.refuse('tenant')`},
 		}},
 	} {
 		h := harness(t, false, apply(t, m.edits))
@@ -155,18 +154,18 @@ func TestMutantsOfTheLocking(t *testing.T) {
 // constraint trigger, for which the epoch travels in a setting.
 func checkAtCommit(lock string) []edit {
 	return []edit{
-		{function: "admit", from: `f := cell.locked_fence(p_tenant);
-	IF`, to: `PERFORM set_config('cell.admitted', pg_current_xact_id()::text || ' ' || p_tenant, true),
-			set_config('cell.admission', p_epoch::text || ' ' || coalesce(p_cell, ''), true);
+		{function: "admit", from: `f := @s.locked_fence(p_tenant);
+	IF`, to: `PERFORM set_config('@s.admitted', pg_current_xact_id()::text || ' ' || p_tenant, true),
+			set_config('@s.admission', p_epoch::text || ' ' || coalesce(p_cell, ''), true);
 		RETURN;
 	IF`},
-		{sql: `CREATE FUNCTION cell.at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
-			DECLARE f cell.fence; e bigint := split_part(current_setting('cell.admission'), ' ', 1)::bigint;
+		{sql: `CREATE FUNCTION @s.at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+			DECLARE f @s.fence; e bigint := split_part(current_setting('@s.admission'), ' ', 1)::bigint;
 			BEGIN
-				SELECT * INTO f FROM cell.fence WHERE tenant = NEW.tenant ` + lock + `;
+				SELECT * INTO f FROM @s.fence WHERE tenant = NEW.tenant ` + lock + `;
 				IF NOT f.is_open OR e < f.floor OR e > f.epoch THEN RAISE EXCEPTION 'fenced' USING ERRCODE = 'LT001'; END IF;
 				RETURN NULL;
 			END $$`},
-		{sql: `CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT OR UPDATE ON guardtest_rows DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION cell.at_commit()`},
+		{sql: `CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT OR UPDATE ON guardtest_rows DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION @s.at_commit()`},
 	}
 }

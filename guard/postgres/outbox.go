@@ -103,6 +103,7 @@ func (c *core) inTurn(ctx context.Context, tenant cells.TenantID, f func(ctx con
 		return ended(ctx, unavailable(err))
 	}
 	defer tx.rollback(context.WithoutCancel(ctx))
+	tx.detach() // what was accepted is recorded, also at the end of ctx
 	var mine bool
 	if err := tx.row(ctx, c.q(`SELECT pg_try_advisory_xact_lock(@s.relay_key($1)) FROM set_config('idle_in_transaction_session_timeout', '0', true)`), []any{string(tenant)}, &mine); err != nil {
 		return ended(ctx, translate(err))

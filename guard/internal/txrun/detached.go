@@ -38,6 +38,14 @@ func Begin(ctx context.Context, db *sql.DB, opts *sql.TxOptions) (*Detached, err
 	return &Detached{Tx: tx, stop: stop, cancel: cancel}, nil
 }
 
+// Detach keeps the transaction open when the context of Begin ends, unless it has
+// ended already.
+func (d *Detached) Detach() {
+	if d.stop() {
+		d.stop = func() bool { return true }
+	}
+}
+
 // Commit is bounded by ctx alone, not by the context of Begin.
 func (d *Detached) Commit(ctx context.Context) error {
 	defer d.cancel()
