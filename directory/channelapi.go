@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -50,7 +51,8 @@ func forbidden(self, named cells.CellID) error {
 
 func (s *Server) heartbeat(w http.ResponseWriter, r *http.Request) (member.Heartbeat, error) {
 	var h member.Heartbeat
-	if err := readJSON(w, r, &h); err != nil {
+	// A newer build's processes may say more than this one knows.
+	if err := decodeJSON(w, r, &h, false); err != nil {
 		return h, err
 	}
 	self := selfCell(r)
@@ -60,13 +62,19 @@ func (s *Server) heartbeat(w http.ResponseWriter, r *http.Request) (member.Heart
 	if cells.MoveID(h.Instance).Validate() != nil {
 		return h, bad("instance must have 1 to 64 bytes of [A-Za-z0-9._-]")
 	}
-	if len(h.Version) > 128 || len(h.Reason) > 1024 || len(h.Engine) > 64 {
-		return h, bad("version, reason or engine is too long")
-	}
+	h.Version, h.Reason, h.Engine = clip(h.Version, 128), clip(h.Reason, 1024), clip(h.Engine, 64)
 	if err := checkURL("service_url", h.ServiceURL, "http", "https"); err != nil {
 		return h, err
 	}
 	return h, checkURL("agent_url", h.AgentURL, "https")
+}
+
+// clip cuts what is only for people to n bytes.
+func clip(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+	}
+	return strings.ToValidUTF8(s, "")
 }
 
 func checkURL(name, raw string, schemes ...string) error {

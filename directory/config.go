@@ -90,8 +90,8 @@ type Config struct {
 	// StepHook is called after each persisted step of each move, after it was noted;
 	// an error ends this process's part in the move until the sweeper resumes it.
 	StepHook func(context.Context, cells.StepEvent) error
-	// Trace, if set, receives one JSON line ([cells.StepEvent]) for each step that this
-	// process makes. Writes are not concurrent.
+	// Trace, if set, receives what this process writes and orders, for
+	// [cells.CheckTrace]. Writes are not concurrent.
 	Trace io.Writer
 
 	// Logger; default discards.

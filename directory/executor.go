@@ -30,16 +30,20 @@ type executor struct {
 	running map[cells.MoveID]*tracker // guarded by mu
 	tending map[cells.TenantID]bool   // guarded by mu; routes without a record that are being resumed
 
-	tracing sync.Mutex // held while a line of the trace is written
+	tracer *cells.Tracer // nil: nothing is traced
 
 	sweeper sweeperState
 }
 
 func newExecutor(s *Server) *executor {
-	return &executor{
+	e := &executor{
 		s: s, agents: newAgents(s), slots: make(chan struct{}, s.cfg.Moves), sweeps: make(chan struct{}, s.cfg.Moves),
 		running: map[cells.MoveID]*tracker{}, tending: map[cells.TenantID]bool{}, sweeper: newSweeperState(),
 	}
+	if s.cfg.Trace != nil {
+		e.tracer = cells.NewTracer(s.cfg.Trace, s.instance)
+	}
+	return e
 }
 
 func (e *executor) controller() *cells.MoveController { return e.controllerOn(e.s.table) }
@@ -55,10 +59,17 @@ func (e *executor) controllerOn(table cells.RoutingTable) *cells.MoveController 
 	if cfg.Budget != nil {
 		opts = append(opts, cells.WithBudgetMeter(cfg.Budget))
 	}
+	if e.tracer != nil {
+		table = e.tracer.Table(table)
+	}
 	if e.agents != nil {
 		opts = append(opts, cells.WithDrainer(e.agents))
 		if !cfg.Stateless {
-			opts = append(opts, cells.WithFencer(e.agents), cells.WithEventBarrier(e.agents), cells.WithDataMover(e.agents))
+			var fencer cells.Fencer = e.agents
+			if e.tracer != nil {
+				fencer = e.tracer.Fencer(fencer)
+			}
+			opts = append(opts, cells.WithFencer(fencer), cells.WithEventBarrier(e.agents), cells.WithDataMover(e.agents))
 		}
 	}
 	return cells.NewMoveController(table, opts...)
@@ -90,6 +101,9 @@ func (e *executor) current(m api.Move) api.Move {
 
 // observe is told of progress and failures.
 func (e *executor) observe(ev cells.StepEvent) {
+	if e.tracer != nil {
+		e.tracer.Observe(ev)
+	}
 	t := e.tracker(ev.Move.ID)
 	if t == nil {
 		return
@@ -109,7 +123,6 @@ func (e *executor) hook(ctx context.Context, ev cells.StepEvent) error {
 		t.noteStep(ev)
 	}
 	e.s.metrics.step(ev)
-	e.trace(ev)
 	if halt := e.s.cfg.HaltAt; halt != "" && halt == string(ev.Step) {
 		if t != nil {
 			_ = t.flushAll(e.s.ctx) // fails only when the server closes
@@ -127,18 +140,6 @@ func (e *executor) hook(ctx context.Context, ev cells.StepEvent) error {
 		}
 	}
 	return nil
-}
-
-// trace appends a line for the step.
-func (e *executor) trace(ev cells.StepEvent) {
-	if e.s.cfg.Trace == nil {
-		return
-	}
-	e.tracing.Lock()
-	defer e.tracing.Unlock()
-	if _, err := e.s.cfg.Trace.Write(append(detail(ev), '\n')); err != nil {
-		e.s.log.Warn("trace not written", "err", err)
-	}
 }
 
 // start drives a move that this process is the driver of; again is no harm.

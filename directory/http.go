@@ -128,15 +128,19 @@ func bad(format string, args ...any) error {
 
 // readJSON reads exactly one JSON document of at most [api.MaxBody] bytes into v and
 // refuses unknown fields.
-func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
+func readJSON(w http.ResponseWriter, r *http.Request, v any) error { return decodeJSON(w, r, v, true) }
+
+func decodeJSON(w http.ResponseWriter, r *http.Request, v any, strict bool) error {
 	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != api.ContentJSON {
 		return bad("the content type must be %s", api.ContentJSON)
 	}
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxBody))
-	dec.DisallowUnknownFields()
+	if strict {
+		dec.DisallowUnknownFields()
+	}
 	err := dec.Decode(v)
 	if err == nil {
-		if err = dec.Decode(new(struct{})); errors.Is(err, io.EOF) {
+		if err = dec.Decode(new(json.RawMessage)); errors.Is(err, io.EOF) {
 			return nil
 		} else if err == nil {
 			err = errors.New("more than one document")

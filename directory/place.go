@@ -38,18 +38,23 @@ func (c conditional) CompareAndSet(ctx context.Context, old cells.Revision, next
 
 // place gives the tenant a cell, or says which one it has.
 func (s *Server) place(ctx context.Context, req api.PlacementRequest, who caller) (api.Placement, error) {
-	if req.OperationID == "" {
+	named := req.OperationID != ""
+	if !named {
 		req.OperationID = "op-" + rand.Text()
 	}
 	op := Operation{ID: req.OperationID, Kind: OperationPlacement, Tenant: req.Tenant, Cell: req.Cell}
-	if b, err := s.store.Answer(ctx, op); err != nil {
-		return api.Placement{}, err
-	} else if b != nil {
-		var p api.Placement
-		if err := json.Unmarshal(b, &p); err != nil {
-			return p, fmt.Errorf("%w: recorded answer of operation %s: %w", cells.ErrInvalid, op.ID, err)
+	if named {
+		b, err := s.store.Answer(ctx, op)
+		if err != nil {
+			return api.Placement{}, err
 		}
-		return p, nil
+		if b != nil {
+			var p api.Placement
+			if err := json.Unmarshal(b, &p); err != nil {
+				return p, fmt.Errorf("%w: recorded answer of operation %s: %w", cells.ErrInvalid, op.ID, err)
+			}
+			return p, nil
+		}
 	}
 	for range placeRounds {
 		p, again, err := s.placeOnce(ctx, req, op, who)
@@ -63,26 +68,29 @@ func (s *Server) place(ctx context.Context, req api.PlacementRequest, who caller
 			}
 			continue
 		}
-		return s.answer(ctx, op, p)
+		return s.answer(ctx, op, p, named)
 	}
 	return api.Placement{}, fmt.Errorf("%w: tenant %s changes all the time", cells.ErrConflict, req.Tenant)
 }
 
-// answer records the operation's first answer and gives the recorded one.
-func (s *Server) answer(ctx context.Context, op Operation, p api.Placement) (api.Placement, error) {
+// answer records the operation's first answer, if the caller can ask for it
+// again, and gives the recorded one.
+func (s *Server) answer(ctx context.Context, op Operation, p api.Placement, record bool) (api.Placement, error) {
 	result := "existing"
 	if p.Created {
 		result = "created"
+	}
+	s.metrics.placements.WithLabelValues(result).Inc()
+	if !record {
+		return p, nil
 	}
 	b, err := s.store.SaveAnswer(ctx, op, detail(p), time.Now())
 	if err != nil {
 		// The tenant is placed; only the memory of this answer is missing, and the
 		// route itself answers a retry.
 		s.log.Warn("answer not recorded", "tenant", p.Tenant, "operation", op.ID, "err", err)
-		s.metrics.placements.WithLabelValues(result).Inc()
 		return p, nil
 	}
-	s.metrics.placements.WithLabelValues(result).Inc()
 	return p, json.Unmarshal(b, &p)
 }
 

@@ -22,6 +22,9 @@ import (
 
 var errClosing = errors.New("directory: closing")
 
+// shutdownTime is for how long Close waits for calls that are being answered.
+const shutdownTime = 3 * time.Second
+
 // Server is one directory process. Make it with [New]; [Server.Start] and
 // [Server.Close] may be called once each, Close also more often.
 type Server struct {
@@ -128,12 +131,15 @@ func (s *Server) Close() error {
 	}
 	s.cancel(errClosing)
 	errs := []error{s.routes.Close()}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTime)
 	defer cancel()
 	for _, h := range s.servers {
-		if err := h.Shutdown(ctx); err != nil {
-			errs = append(errs, err, h.Close())
+		err := h.Shutdown(ctx)
+		if errors.Is(err, context.DeadlineExceeded) { // connections that were opened for nothing, or calls that take too long
+			s.log.Warn("connections cut off")
+			err = h.Close()
 		}
+		errs = append(errs, err)
 	}
 	s.wg.Wait()
 	if c, ok := s.exec.agents.(interface{ CloseIdleConnections() }); ok {
