@@ -4,6 +4,9 @@ package memory
 
 import (
 	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cloister-dev/cloister/transfer"
 	transferpg "github.com/cloister-dev/cloister/transfer/postgres"
@@ -23,11 +26,19 @@ func (s *Store) Agent(ctx context.Context) (transfer.Agent, func() error, error)
 		}
 		return transfer.New(st, st), st.Close, nil
 	}
-	st, err := transferpg.Open(ctx, transferpg.Config{URL: s.dsn, Keeper: s.guard, Tables: Tables})
+	pool, err := pgxpool.New(ctx, s.dsn)
 	if err != nil {
 		return nil, nil, err
 	}
-	return transfer.New(st, st), st.Close, nil
+	g, err := guardpg.New(pool)
+	if err != nil {
+		pool.Close()
+		return nil, nil, err
+	}
+	closeAll := func() error { g.Close(); pool.Close(); return nil }
+	st, err := transferpg.Open(ctx, transferpg.Config{Pool: pool, Keeper: s.guard, Admit: g.AdmitClosed, Tables: Tables})
+	if err != nil {
+		return nil, nil, errors.Join(err, closeAll())
+	}
+	return transfer.New(st, st), func() error { return errors.Join(st.Close(), closeAll()) }, nil
 }
-
-var _ Guard = (*guardpg.SQL)(nil)

@@ -276,10 +276,13 @@ func (f *Fleet) waitReady(ctx context.Context) error {
 	if err := waitOK(ctx, f.Info.EdgeAdmin+"/readyz", f.Procs.Proc("edge").Log()); err != nil {
 		return fmt.Errorf("edge: %w", err)
 	}
-	return poll(ctx, func() (bool, string) {
+	return poll(ctx, func() (bool, string, error) {
+		if err := f.crashing(); err != nil {
+			return false, "", err
+		}
 		members, err := f.readyMembers(ctx)
 		if err != nil {
-			return false, err.Error()
+			return false, err.Error(), nil
 		}
 		var missing []string
 		for _, c := range f.Config.Cells {
@@ -289,21 +292,36 @@ func (f *Fleet) waitReady(ctx context.Context) error {
 			}
 		}
 		sort.Strings(missing)
-		return len(missing) == 0, strings.Join(missing, "; ")
+		return len(missing) == 0, strings.Join(missing, "; "), nil
 	})
 }
 
-// poll asks until the answer is yes, at most 60 s; the reason of the last no is
-// in the error.
-func poll(ctx context.Context, ask func() (ok bool, why string)) error {
+// crashing reports a process that ended by itself several times before the fleet
+// was ready: waiting longer will not help.
+func (f *Fleet) crashing() error {
+	for _, name := range f.Procs.Names() {
+		p := f.Procs.Proc(name)
+		if p == nil || p.Restarts() < 4 {
+			continue
+		}
+		b, _ := os.ReadFile(p.Log())
+		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+		return fmt.Errorf("%s ended %d times by itself; it last said: %s (log: %s)", name, p.Restarts(), lines[len(lines)-1], p.Log())
+	}
+	return nil
+}
+
+// poll asks until the answer is yes or an error, at most 60 s; the reason of the
+// last no is in the error.
+func poll(ctx context.Context, ask func() (ok bool, why string, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		ok, why := ask()
-		if ok {
-			return nil
+		ok, why, err := ask()
+		if ok || err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -314,17 +332,17 @@ func poll(ctx context.Context, ask func() (ok bool, why string)) error {
 }
 
 func waitOK(ctx context.Context, url, log string) error {
-	return poll(ctx, func() (bool, string) {
+	return poll(ctx, func() (bool, string, error) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
-			return false, err.Error()
+			return false, "", err
 		}
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
-			return false, err.Error() + "; see " + log
+			return false, err.Error() + "; see " + log, nil
 		}
 		defer resp.Body.Close()
-		return resp.StatusCode == http.StatusOK, fmt.Sprintf("%s answers %s; see %s", url, resp.Status, log)
+		return resp.StatusCode == http.StatusOK, fmt.Sprintf("%s answers %s; see %s", url, resp.Status, log), nil
 	})
 }
 
