@@ -5,14 +5,18 @@ package edge
 import (
 	"context"
 	"io"
-	"mime"
 	"net/http"
+	"strings"
 	"sync/atomic"
 )
 
 func isEventStream(h http.Header) bool {
-	t, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	return err == nil && t == "text/event-stream"
+	const want = "text/event-stream"
+	ct := h.Get("Content-Type")
+	if len(ct) < len(want) || !strings.EqualFold(ct[:len(want)], want) {
+		return false
+	}
+	return len(ct) == len(want) || ct[len(want)] == ';' || ct[len(want)] == ' '
 }
 
 // endable makes an answer's body end, as if its sender had ended it, when ending

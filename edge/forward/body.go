@@ -216,6 +216,9 @@ func (b *Body) record(p []byte) {
 		}
 	}
 	if keep {
+		if b.buf == nil && b.length > 0 && b.length <= int64(b.limit) {
+			b.buf = make([]byte, 0, b.length)
+		}
 		b.buf = append(b.buf, p...)
 		return
 	}
@@ -290,3 +293,6 @@ type empty struct{}
 
 func (empty) Read([]byte) (int, error) { return 0, io.EOF }
 func (empty) Close() error             { return nil }
+
+// WriteTo spares the copying of nothing.
+func (empty) WriteTo(io.Writer) (int64, error) { return 0, nil }

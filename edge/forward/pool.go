@@ -435,6 +435,15 @@ func (c *countConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
+var writeBuffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// ReadFrom is what copies bodies: without it each would get a new buffer.
+func (c *countConn) ReadFrom(r io.Reader) (int64, error) {
+	buf := writeBuffers.Get().(*[32 << 10]byte)
+	defer writeBuffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{c}, r, buf[:])
+}
+
 // CloseWrite half-closes the connection if it can be.
 func (c *countConn) CloseWrite() error {
 	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
