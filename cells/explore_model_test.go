@@ -42,13 +42,14 @@ type xcell struct {
 // xdriver is a driver: the row that it read, which of the row's effects it has
 // seen succeed, and what they gave.
 type xdriver struct {
-	snap, done, mark uint8
+	snap       uint16
+	done, mark uint8
 }
 
 // xstate is one state of the whole. It is comparable; rows and orders are kept as
 // numbers.
 type xstate struct {
-	row     uint8
+	row     uint16
 	cells   [maxXCells]xcell
 	drivers [maxXDrivers]xdriver
 	sent    xset // the orders that were ever sent
@@ -58,8 +59,8 @@ type xstate struct {
 	moves, deletes   uint8
 }
 
-// xset is a set of up to 128 order numbers.
-type xset [2]uint64
+// xset is a set of up to 256 order numbers.
+type xset [4]uint64
 
 func (s *xset) add(i uint8)      { s[i/64] |= 1 << (i % 64) }
 func (s *xset) has(i uint8) bool { return s[i/64]&(1<<(i%64)) != 0 }

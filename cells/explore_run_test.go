@@ -32,7 +32,7 @@ func TestExplore(t *testing.T) {
 		cfgs = append(cfgs,
 			xconfig{name: "deep: two drivers, two moves", cells: 2, drivers: 2, moves: 2, writes: 1},
 			xconfig{name: "deep: three cells", cells: 3, drivers: 1, moves: 2, writes: 2, settle: true},
-			xconfig{name: "deep: two lives", cells: 2, drivers: 1, moves: 2, writes: 1, deletes: 2})
+			xconfig{name: "deep: two lives", cells: 2, drivers: 1, moves: 1, writes: 2, deletes: 2, settle: true})
 	}
 	for _, cfg := range cfgs {
 		t.Run(cfg.name, func(t *testing.T) {

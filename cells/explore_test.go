@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -35,8 +36,8 @@ type explorer struct {
 	rows   []TenantRoute
 	orders []xorder
 	order  map[xorder]uint8
-	todos  map[uint8][]xorder
-	nexts  map[xcasKey]uint8
+	todos  map[uint16][]xorder
+	nexts  map[xcasKey]uint16
 	seed   maphash.Seed
 	seen   map[uint64]struct{}
 	states []xstate
@@ -54,24 +55,24 @@ func (v *violation) Error() string {
 	return fmt.Sprintf("%v, in %d steps:\n  %s", v.err, len(v.trace), strings.Join(v.trace, "\n  "))
 }
 
-func (x *explorer) rowID(r TenantRoute) uint8 {
+func (x *explorer) rowID(r TenantRoute) uint16 {
 	for i := range x.rows {
 		if reflect.DeepEqual(x.rows[i], r) {
-			return uint8(i)
+			return uint16(i)
 		}
 	}
-	if len(x.rows) == 255 {
+	if len(x.rows) == math.MaxUint16 {
 		panic("too many rows")
 	}
 	x.rows = append(x.rows, r)
-	return uint8(len(x.rows) - 1)
+	return uint16(len(x.rows) - 1)
 }
 
 func (x *explorer) send(s *xstate, o xorder) {
 	i, ok := x.order[o]
 	if !ok {
 		i = uint8(len(x.orders))
-		if i == 128 {
+		if len(x.orders) == 256 {
 			panic("too many orders")
 		}
 		x.order[o] = i
@@ -111,7 +112,7 @@ func (x *explorer) initial() xstate {
 // explore visits every reachable state. It returns the first violation found, in
 // a breadth-first order, so with one of the shortest traces.
 func explore(cfg xconfig, rules xrules) (int, map[string]int, error) {
-	x := &explorer{cfg: cfg, rules: rules, order: map[xorder]uint8{}, todos: map[uint8][]xorder{}, nexts: map[xcasKey]uint8{}, seed: maphash.MakeSeed(),
+	x := &explorer{cfg: cfg, rules: rules, order: map[xorder]uint8{}, todos: map[uint16][]xorder{}, nexts: map[xcasKey]uint16{}, seed: maphash.MakeSeed(),
 		seen: map[uint64]struct{}{}, acts: map[string]int{}}
 	start := x.initial()
 	x.seen[maphash.Comparable(x.seed, start)] = struct{}{}
@@ -217,7 +218,7 @@ func (x *explorer) member(s xstate, emit yield) {
 
 // todo lists the orders that a driver gives for a row, in order. The value that an
 // import carries is filled in when it is sent.
-func (x *explorer) todo(row uint8) []xorder {
+func (x *explorer) todo(row uint16) []xorder {
 	if out, ok := x.todos[row]; ok {
 		return out
 	}
@@ -384,7 +385,7 @@ func (x *explorer) idle(s xstate, i int, emit yield) {
 }
 
 type xcasKey struct {
-	row uint8
+	row uint16
 	ev  Event
 }
 

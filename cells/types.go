@@ -189,7 +189,9 @@ type TenantRoute struct {
 	DataMark string `json:"data_mark,omitempty"`
 
 	// Residue lists cells that may still hold rows of the tenant from earlier
-	// moves. Each entry is removed once its removal was verified.
+	// moves, at most one entry a cell. Each entry is removed once its removal was
+	// verified. The entry of MoveID itself names the target, and says what is to be
+	// removed if the move is rolled back; nothing is removed by it before it is over.
 	Residue []Residue `json:"residue,omitempty"`
 
 	// OperationID is the caller's id of the operation that placed the tenant:
