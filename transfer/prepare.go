@@ -180,6 +180,7 @@ func (p *preparing) verify(ctx context.Context, view View, sets []KeySet) error 
 	if err := p.imp.Verify(ctx); err != nil {
 		return err
 	}
+	p.v.o.log.Debug("transfer: compared", "move", p.m.ID, "tenant", p.m.Tenant, "position", view.Position(), "sets", len(sets), "took", time.Since(start))
 	return p.v.o.fault("verified")
 }
 
@@ -189,27 +190,26 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 	began := time.Now()
 	var seen int64
 	for round := 0; ; round++ {
-		sets, err := p.imp.Touched(ctx)
-		if err != nil {
-			return out, err
-		}
-		touched := keyCount(sets)
-		if touched > p.v.o.touched && round < 5 {
-			if err := p.recheck(ctx); err != nil {
-				return out, err
-			}
-			touched = 0
-		}
 		// The run outlives this call if it is left for Finish.
 		r := follow(context.WithoutCancel(ctx), p.m, p.src, p.imp)
-		lag, n, asked, err := p.rounds(ctx, r, touched)
+		lag, n, asked, err := p.rounds(ctx, r)
+		var touched int64
+		if err == nil {
+			err = r.call(ctx, func(imp Import) error {
+				sets, err := imp.Touched(ctx)
+				touched = keyCount(sets)
+				return err
+			})
+		}
 		changes, busy := r.counts()
 		seen += changes
-		if err == nil && touched+changes > p.v.o.touched && round < 5 {
-			if err := r.stop(); err != nil {
-				return out, err
+		if err == nil && touched > p.v.o.touched && round < 3 {
+			if err = r.stop(); err == nil {
+				err = p.recheck(ctx)
 			}
-			continue
+			if err == nil {
+				continue
+			}
 		}
 		if err == nil {
 			err = r.call(ctx, func(imp Import) error { return imp.Unlock(ctx) })
@@ -218,7 +218,7 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 			_ = r.stop()
 			return out, err
 		}
-		out = p.predict(lag, n, touched+changes, changes, asked, busy)
+		out = p.predict(lag, n, touched, changes, asked, busy)
 		out.WriteRate = float64(seen) / max(time.Since(began), time.Millisecond).Seconds()
 		p.imp = nil
 		if p.v.o.follow > 0 {
@@ -250,7 +250,7 @@ func (p *preparing) recheck(ctx context.Context) error {
 // rounds waits until the changes committed up to a question are applied within
 // the wanted lag, and gives up trying when that gets no better. It returns the
 // last round's time, its changes and the time that the question took.
-func (p *preparing) rounds(ctx context.Context, r *run, touched int64) (lag time.Duration, changes int64, asked time.Duration, err error) {
+func (p *preparing) rounds(ctx context.Context, r *run) (lag time.Duration, changes int64, asked time.Duration, err error) {
 	best, stale := time.Duration(1<<62), 0
 	for {
 		before, _ := r.counts()
@@ -266,8 +266,9 @@ func (p *preparing) rounds(ctx context.Context, r *run, touched int64) (lag time
 		lag = time.Since(start)
 		after, _ := r.counts()
 		changes = after - before
+		p.v.o.log.Debug("transfer: caught up", "move", p.m.ID, "tenant", p.m.Tenant, "lag", lag, "changes", changes)
 		p.progress(cells.Progress{Phase: "catchup", Done: after, Left: lag})
-		if lag <= p.v.o.lag || touched+after > p.v.o.touched && lag < time.Second {
+		if lag <= p.v.o.lag {
 			return lag, changes, asked, nil
 		}
 		if lag < best*9/10 {

@@ -43,7 +43,7 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 		return err
 	}
 	if known {
-		err = removeRows(ctx, cat, tenant, opts, func(f func(pgx.Tx) error) error {
+		err = removeRows(ctx, s.pool, cat, tenant, opts, func(f func(pgx.Tx) error) error {
 			return s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx pgx.Tx) error {
 				if cat.replica {
 					if _, err := tx.Exec(ctx, "SET LOCAL session_replication_role = replica"); err != nil {
@@ -71,7 +71,7 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 
 // removeRows removes all of the tenant's rows, what refers before what is referred
 // to, in transactions made by in.
-func removeRows(ctx context.Context, cat *catalog, tenant cells.TenantID, opts transfer.RemoveOptions, in func(func(pgx.Tx) error) error) error {
+func removeRows(ctx context.Context, q querier, cat *catalog, tenant cells.TenantID, opts transfer.RemoveOptions, in func(func(pgx.Tx) error) error) error {
 	limit := int64(max(1, opts.BatchRows))
 	var done int64
 	for _, t := range slices.Backward(cat.tables) {
@@ -94,7 +94,15 @@ func removeRows(ctx context.Context, cat *catalog, tenant cells.TenantID, opts t
 			if done += gone; opts.Progress != nil && gone > 0 {
 				opts.Progress(cells.Progress{Phase: "remove", Table: t.Name, Done: done})
 			}
-			if gone < limit {
+			if gone >= limit {
+				continue
+			}
+			// Fewer went because there are no more, or because another process removes too.
+			var more bool
+			if err := q.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE %s)", t.sql(), t.where(tenant))).Scan(&more); err != nil {
+				return err
+			}
+			if !more {
 				break
 			}
 		}

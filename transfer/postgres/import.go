@@ -227,7 +227,7 @@ func (i *imp) State() transfer.State {
 
 func (i *imp) Restart(ctx context.Context, start transfer.Position, opts transfer.RemoveOptions) error {
 	if len(i.state.Tables) > 0 {
-		err := removeRows(ctx, i.cat, i.m.Tenant, opts, func(f func(pgx.Tx) error) error {
+		err := removeRows(ctx, i.conn, i.cat, i.m.Tenant, opts, func(f func(pgx.Tx) error) error {
 			return i.do(ctx, func(tx pgx.Tx, _ *transfer.State) error { return f(tx) })
 		})
 		if err != nil {

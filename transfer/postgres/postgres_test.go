@@ -45,14 +45,50 @@ type cell struct {
 	store *postgres.Store
 }
 
+// spare are databases that a test has left clean: making one is most of the time
+// of a short test.
+var spare = make(chan string, 16)
+
 func newCell(tb transfertest.TB, id cells.CellID, o transfertest.Options) transfertest.Cell {
 	tb.Helper()
-	c, err := open(tb.Context(), id, pgtest.DB(realTB(tb)), true, o)
+	var url string
+	fresh := false
+	select {
+	case url = <-spare:
+	default:
+		url, fresh = pgtest.DB(realTB(tb)), true
+	}
+	c, err := open(tb.Context(), id, url, fresh, o)
 	if err != nil {
 		tb.Fatalf("%v", err)
 	}
-	tb.Cleanup(c.close)
+	tb.Cleanup(func() {
+		err := c.reset(context.Background())
+		c.close()
+		if err == nil {
+			spare <- url
+		} else {
+			tb.Logf("the database is not used again: %v", err)
+		}
+	})
 	return c
+}
+
+// reset empties the database.
+func (c *cell) reset(ctx context.Context) error {
+	for _, q := range []string{
+		"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database() AND active_pid IS NOT NULL",
+		"DO $$ DECLARE p text; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$",
+		`DO $$ DECLARE t text; BEGIN FOR t IN SELECT tenant FROM cell.fence LOOP PERFORM set_config('cell.admitted', pg_current_xact_id()::text || ' ' || t, true);
+			DELETE FROM part WHERE org = t; DELETE FROM item WHERE tenant = t; DELETE FROM cell.outbox WHERE tenant = t; DELETE FROM cell.outbox_published WHERE tenant = t; END LOOP; END $$`,
+		"TRUNCATE cell.fence, cell.outbox_head, cell.outbox_barrier, cell.transfer_capture, cell.transfer_import, cell.transfer_key",
+		"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database() AND NOT temporary",
+	} {
+		if _, err := c.pool.Exec(ctx, q); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // realTB finds the test below the suite's own kind of one.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -91,9 +92,18 @@ func (h Harness) agent(tb TB, c Cell, opts ...transfer.Option) *transfer.Mover {
 	if h.source != nil {
 		source = h.source(source)
 	}
-	v := transfer.New(source, sink, append([]transfer.Option{transfer.WithStepCost(0)}, opts...)...)
+	log := slog.New(slog.NewTextHandler(logTo{tb}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	v := transfer.New(source, sink, append([]transfer.Option{transfer.WithStepCost(0), transfer.WithLogger(log)}, opts...)...)
 	tb.Cleanup(func() { _ = v.Close() })
 	return v
+}
+
+// logTo writes an agent's log to the test's.
+type logTo struct{ tb TB }
+
+func (l logTo) Write(p []byte) (int, error) {
+	l.tb.Logf("%s", p)
+	return len(p), nil
 }
 
 // check is one test of the suite.

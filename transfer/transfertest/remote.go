@@ -5,6 +5,7 @@ package transfertest
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -23,7 +24,10 @@ func (w *world) serve(src transfer.Source, m cells.MoveRef) *httptest.Server {
 		return nil
 	})
 	s := httptest.NewServer(h)
-	w.tb.Cleanup(s.Close)
+	w.tb.Cleanup(func() {
+		s.Close()
+		_ = h.(io.Closer).Close()
+	})
 	return s
 }
 
