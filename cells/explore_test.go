@@ -36,7 +36,7 @@ type explorer struct {
 	rows   []TenantRoute
 	orders []xorder
 	order  map[xorder]uint8
-	todos  map[uint16][]xorder
+	owed  map[uint16][]xorder
 	nexts  map[xcasKey]uint16
 	seed   maphash.Seed
 	seen   map[uint64]struct{}
@@ -112,7 +112,7 @@ func (x *explorer) initial() xstate {
 // explore visits every reachable state. It returns the first violation found, in
 // a breadth-first order, so with one of the shortest traces.
 func explore(cfg xconfig, rules xrules) (int, map[string]int, error) {
-	x := &explorer{cfg: cfg, rules: rules, order: map[xorder]uint8{}, todos: map[uint16][]xorder{}, nexts: map[xcasKey]uint16{}, seed: maphash.MakeSeed(),
+	x := &explorer{cfg: cfg, rules: rules, order: map[xorder]uint8{}, owed: map[uint16][]xorder{}, nexts: map[xcasKey]uint16{}, seed: maphash.MakeSeed(),
 		seen: map[uint64]struct{}{}, acts: map[string]int{}}
 	start := x.initial()
 	x.seen[maphash.Comparable(x.seed, start)] = struct{}{}
@@ -216,10 +216,10 @@ func (x *explorer) member(s xstate, emit yield) {
 	emit(func() string { return "member " + o.String() }, "member", n)
 }
 
-// todo lists the orders that a driver gives for a row, in order. The value that an
+// due lists the orders that a driver gives for a row, in order. The value that an
 // import carries is filled in when it is sent.
-func (x *explorer) todo(row uint16) []xorder {
-	if out, ok := x.todos[row]; ok {
+func (x *explorer) due(row uint16) []xorder {
+	if out, ok := x.owed[row]; ok {
 		return out
 	}
 	r := x.rows[row]
@@ -262,17 +262,17 @@ func (x *explorer) todo(row uint16) []xorder {
 			out = append(out, o)
 		}
 	}
-	x.todos[row] = out
+	x.owed[row] = out
 	return out
 }
 
 // order returns the driver's next order, if it has one left.
 func (x *explorer) nextOrder(s *xstate, d xdriver) (o xorder, ok bool) {
-	todo := x.todo(d.snap)
-	if int(d.done) >= len(todo) {
+	due := x.due(d.snap)
+	if int(d.done) >= len(due) {
 		return o, false
 	}
-	o = todo[d.done]
+	o = due[d.done]
 	if o.kind == xImport {
 		o.arg = s.cells[xcellIndex(x.rows[d.snap].SourceCell)].value
 	}
