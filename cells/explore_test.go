@@ -36,7 +36,7 @@ type explorer struct {
 	rows   []TenantRoute
 	orders []xorder
 	order  map[xorder]uint8
-	owed  map[uint16][]xorder
+	owed   map[uint16][]xorder
 	nexts  map[xcasKey]uint16
 	seed   maphash.Seed
 	seen   map[uint64]struct{}
