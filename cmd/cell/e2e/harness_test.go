@@ -63,13 +63,21 @@ type env struct {
 	halt string
 }
 
+// start starts a fleet in a folder of its own.
 func start(t *testing.T, cfg fleet.Config) *env {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cell-fleet-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
+	return startIn(t, dir, cfg)
+}
+
+// startIn starts a fleet below dir. The folder is removed in the end, or kept and
+// the logs shown when the test has failed. What the directory did is checked.
+func startIn(t *testing.T, dir string, cfg fleet.Config) *env {
+	t.Helper()
+	if err := os.Chmod(dir, 0o755); err != nil { // Postgres runs as another user
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -86,13 +94,16 @@ func start(t *testing.T, cfg fleet.Config) *env {
 	})
 	cfg.Listen = "127.0.0.1:0"
 	cfg.Service.Command = []string{filepath.Join(bin, "memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}
-	halt := filepath.Join(dir, "halt")
+	halt, trace := filepath.Join(dir, "halt"), filepath.Join(dir, "trace.jsonl")
 	f, err := fleet.Start(t.Context(), cfg, fleet.Options{Dir: filepath.Join(dir, "state"), Cell: filepath.Join(bin, "cell"),
-		Log: slog.New(slog.DiscardHandler), PostgresNoSync: true, DirectoryArgs: []string{"--halt-file", halt}})
+		Log: slog.New(slog.DiscardHandler), PostgresNoSync: true, DirectoryArgs: []string{"--halt-file", halt, "--trace", trace}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(f.Close)
+	t.Cleanup(func() {
+		f.Close()
+		checkTrace(t, trace)
+	})
 	cl, err := f.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +111,23 @@ func start(t *testing.T, cfg fleet.Config) *env {
 	hc := load.NewHTTPClient(64)
 	t.Cleanup(hc.CloseIdleConnections)
 	return &env{Fleet: f, t: t, cl: cl, http: hc, halt: halt}
+}
+
+// checkTrace holds everything that the fleet's directories did against the actions
+// of the protocol, whatever the test was about.
+func checkTrace(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer f.Close()
+	rep, err := cells.CheckTrace(f)
+	if err != nil {
+		t.Errorf("the trace is no behaviour of the protocol: %v", err)
+	}
+	t.Logf("trace: %+v", rep)
 }
 
 // stores runs a test on both engines.
