@@ -201,7 +201,11 @@ func (a *app) cellSetCmd() *cobra.Command {
 			return err
 		}
 		return a.print(got, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "cell %s is %s\n", got.ID, got.State)
+			takes := "takes new tenants"
+			if !got.Open() {
+				takes = "closed to new tenants"
+			}
+			_, err := fmt.Fprintf(w, "cell %s is %s, %s\n", got.ID, got.State, takes)
 			return err
 		})
 	})

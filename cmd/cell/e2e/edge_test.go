@@ -72,7 +72,7 @@ func TestBadRequests(t *testing.T) {
 		code   cells.Code
 	}{
 		"unknown tenant":        {e.Info.Edge + "/v1/memory.get", http.Header{"X-Tenant": {"nobody"}}, get, 404, cells.CodeUnknownTenant},
-		"no tenant":             {e.Info.Edge + "/v1/memory.get", nil, get, 404, cells.CodeUnknownTenant},
+		"no tenant":             {e.Info.Edge + "/v1/memory.get", nil, get, 400, cells.CodeBadRequest},
 		"malformed tenant":      {e.Info.Edge + "/v1/memory.get", http.Header{"X-Tenant": {"a b"}}, get, 400, cells.CodeInvalidTenant},
 		"two tenants":           {e.Info.Edge + "/v1/memory.get", http.Header{"X-Tenant": {"acme", "globex"}}, get, 400, cells.CodeBadRequest},
 		"own path":              {e.Info.Edge + "/cells/v1/routes", http.Header{"X-Tenant": {"acme"}}, "", 404, cells.CodeNotServed},
