@@ -92,7 +92,26 @@ func (m *Member) agentHandler() http.Handler {
 		m.views, _ = h.(io.Closer)
 		mux.Handle(PathTransfer, m.channel.Require(h, channel.RoleCell))
 	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !m.enter() {
+			e, status := stepError(r.Context(), errLeaving)
+			refuse(w, e, status)
+			return
+		}
+		defer m.wg.Done()
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// enter has Close wait for the caller, who calls m.wg.Done; false after Close.
+func (m *Member) enter() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.wg.Add(1)
+	return true
 }
 
 // authorize lets a cell read a tenant's rows only while the routes say that the
@@ -211,7 +230,7 @@ func withCallersTimeout(r *http.Request) (context.Context, context.CancelFunc) {
 		return context.WithCancel(r.Context())
 	}
 	d := time.Duration(ms) * time.Millisecond
-	return context.WithTimeout(r.Context(), d-min(d/10, 200*time.Millisecond))
+	return context.WithTimeout(r.Context(), d-min(d/5, 500*time.Millisecond))
 }
 
 // mine refuses orders for another cell.

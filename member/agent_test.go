@@ -354,8 +354,11 @@ func TestDrainWaitsForAllProcesses(t *testing.T) {
 	route := p.put(t, active("t", "a", 1))
 	members := []*Member{p.join(t, p.config(t, "a")), p.join(t, p.config(t, "a"))}
 	out := []chan struct{}{make(chan struct{}), make(chan struct{})}
+	release := []func(){sync.OnceFunc(func() { close(out[0]) }), sync.OnceFunc(func() { close(out[1]) })}
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer release[0]()
+	defer release[1]()
 	for i, m := range members {
 		waitReady(t, m)
 		in := make(chan struct{})
@@ -364,12 +367,12 @@ func TestDrainWaitsForAllProcesses(t *testing.T) {
 		<-in
 	}
 	c := p.client(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	begun := time.Now()
 	err := c.Drain(ctx, route)
 	if err == nil || !strings.Contains(err.Error(), "1 in flight: request /x") || !errors.Is(err, context.DeadlineExceeded) ||
-		strings.Count(err.Error(), "in flight") != 2 || time.Since(begun) > 5*time.Second {
+		strings.Count(err.Error(), "in flight") != 2 || time.Since(begun) > 10*time.Second {
 		t.Fatal(err)
 	}
 	for _, m := range members {
@@ -377,7 +380,7 @@ func TestDrainWaitsForAllProcesses(t *testing.T) {
 			t.Fatalf("the gate is open: %d %s", w.Code, w.Body)
 		}
 	}
-	close(out[0])
+	release[0]()
 	done := make(chan error, 1)
 	go func() { done <- c.Drain(t.Context(), route) }()
 	eventually(t, "the first is empty", func() bool { return members[0].Gates().Total() == 0 })
@@ -386,7 +389,7 @@ func TestDrainWaitsForAllProcesses(t *testing.T) {
 		t.Fatalf("drained while a process works: %v", err)
 	default:
 	}
-	close(out[1])
+	release[1]()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +399,7 @@ func TestDrainWaitsForAllProcesses(t *testing.T) {
 // that comes meanwhile is asked, too.
 func TestDrainAndProcessesThatComeAndGo(t *testing.T) {
 	p := newPlane(t)
-	p.lapse = 300 * time.Millisecond
+	p.setLapse(300 * time.Millisecond)
 	route := p.put(t, active("t", "a", 1))
 	dead := Heartbeat{Cell: "a", Instance: "dead", AgentURL: "https://127.0.0.1:1"}
 	p.mu.Lock()

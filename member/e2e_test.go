@@ -252,6 +252,7 @@ func TestMoveSurvivesKilledProcesses(t *testing.T) {
 	for _, at := range []string{"claimed", "captured", "batch", "verified", "prepared", "final", "applied", "compared", "finished"} {
 		t.Run("target at "+at, func(t *testing.T) {
 			p := newPlane(t)
+			p.setLapse(30 * time.Second) // a slow machine does not make the victim lapse before it dies
 			dir := t.TempDir()
 			a, b := filepath.Join(dir, "a.db"), filepath.Join(dir, "b.db")
 			p.serve(t, "a", a)

@@ -48,6 +48,8 @@ type Member struct {
 	life context.Context // ends at Close, with errLeaving as its cause
 	end  context.CancelCauseFunc
 	wg   sync.WaitGroup
+	// beating is the beat loop alone: the farewell comes after the last heartbeat.
+	beating sync.WaitGroup
 
 	reconciled chan struct{} // closed when the fences were reconciled once
 	dirty      dirtySet
@@ -125,7 +127,7 @@ func Join(ctx context.Context, cfg Config, opts ...Option) (_ *Member, err error
 		return nil, fmt.Errorf("member: CELL_AGENT_ADDR: %w", err)
 	}
 	m.wg.Go(m.start)
-	m.wg.Go(m.beat)
+	m.beating.Go(m.beat)
 	return m, nil
 }
 
@@ -335,16 +337,19 @@ func (m *Member) judge(ctx context.Context) (bool, string) {
 	return true, ""
 }
 
-// Handler wraps the service's handler: it answers /livez and /readyz itself (see
-// [Member.HealthHandler]) and admits everything else through the gates. The
-// handler's context carries the admission.
+// Handler wraps the service's handler: it answers probes of /livez and /readyz
+// itself (see [Member.HealthHandler]; a request that names a tenant is no probe)
+// and admits everything else through the gates. The handler's context carries the
+// admission.
 func (m *Member) Handler(next http.Handler) http.Handler {
 	unguarded := func(path string) bool { return m.opts.unguarded != nil && m.opts.unguarded(path) }
 	admitted := cells.HTTPMiddleware(m.router, m.gates, cells.WithUnguarded(unguarded))(next)
 	health := m.HealthHandler()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A request that an edge sent for a tenant is no probe, whatever its path.
+		_, routed := r.Header[http.CanonicalHeaderKey(cells.HeaderTenant)]
 		switch {
-		case r.URL.Path == PathLive || r.URL.Path == PathReady:
+		case !routed && (r.URL.Path == PathLive || r.URL.Path == PathReady):
 			health.ServeHTTP(w, r)
 		case unguarded(r.URL.Path):
 			admitted.ServeHTTP(w, r)
@@ -435,27 +440,32 @@ func (m *Member) Close(ctx context.Context) error {
 	m.setReady(false, "leaving")
 	m.end(errLeaving)
 	var errs []error
-	if m.server != nil {
-		sctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-		if m.server.Shutdown(sctx) != nil {
-			errs = append(errs, m.server.Close())
-		}
-		cancel()
-	} else if m.listener != nil {
+	if m.server == nil && m.listener != nil {
 		errs = append(errs, m.listener.Close())
 	}
-	if m.views != nil {
-		errs = append(errs, m.views.Close())
-	}
-	m.wg.Wait()
-	m.setReady(false, "leaving")
 	if m.server != nil {
-		// After the last heartbeat, so that it stays left.
+		stopped := make(chan error, 1)
+		go func() {
+			sctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			err := m.server.Shutdown(sctx)
+			if err != nil {
+				err = m.server.Close()
+			}
+			stopped <- err
+		}()
+		m.beating.Wait()
+		m.setReady(false, "leaving")
 		lctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		if err := m.post(lctx, PathLeave, m.heartbeat(), nil); err != nil {
 			m.log.Warn("member: the directory was not told that this process leaves; it will lapse", "err", err)
 		}
 		cancel()
+		errs = append(errs, <-stopped)
+	}
+	m.wg.Wait()
+	if m.views != nil {
+		errs = append(errs, m.views.Close())
 	}
 	if m.router != nil {
 		errs = append(errs, m.router.Close())

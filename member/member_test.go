@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -97,9 +98,15 @@ func TestJoinServesAndLeaves(t *testing.T) {
 			t.Fatalf("%s: %d", path, w.Code)
 		}
 	}
+	// Through an edge these paths are the service's.
+	r = request("t1", "a", 1)
+	r.URL.Path = PathReady
+	if w := do(srv, r); w.Body.String() != "t1 1" {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
 	got := gather(t, reg)
 	for name, want := range map[string]float64{
-		"cell_member_requests_total admitted": 1, "cell_member_requests_total WRONG_CELL": 1, "cell_member_requests_total BAD_REQUEST": 1,
+		"cell_member_requests_total admitted": 2, "cell_member_requests_total WRONG_CELL": 1, "cell_member_requests_total BAD_REQUEST": 1,
 		"cell_member_ready": 1, "cell_member_in_flight": 0, "cell_member_fence_orders_total reconcile open ok": 1,
 	} {
 		if got[name] != want {
@@ -439,7 +446,9 @@ func TestRetireWaitsForRequests(t *testing.T) {
 	waitReady(t, m)
 	in, out := make(chan struct{}), make(chan struct{})
 	srv := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { close(in); <-out; io.WriteString(w, "done") }))
-	answered := make(chan int)
+	release := sync.OnceFunc(func() { close(out) })
+	defer release()
+	answered := make(chan int, 1)
 	go func() { answered <- do(srv, request("t", "a", 1)).Code }()
 	<-in
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -447,7 +456,7 @@ func TestRetireWaitsForRequests(t *testing.T) {
 	if err := m.Retire(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	close(out)
+	release()
 	if code := <-answered; code != 200 {
 		t.Fatal(code)
 	}

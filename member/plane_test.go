@@ -107,8 +107,9 @@ func (p *plane) heartbeat(w http.ResponseWriter, r *http.Request) {
 	p.beats = append(p.beats, h)
 	close(p.changed)
 	p.changed = make(chan struct{})
+	reply := HeartbeatReply{Every: p.every, Lapse: p.lapse}
 	p.mu.Unlock()
-	_ = json.NewEncoder(w).Encode(HeartbeatReply{Every: p.every, Lapse: p.lapse})
+	_ = json.NewEncoder(w).Encode(reply)
 }
 
 func (p *plane) leave(w http.ResponseWriter, r *http.Request) {
@@ -139,6 +140,12 @@ func (p *plane) locate(_ context.Context, cell cells.CellID) ([]Heartbeat, error
 		return 1
 	})
 	return out, nil
+}
+
+func (p *plane) setLapse(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lapse = d
 }
 
 // forget drops a process as if its heartbeats had lapsed.
