@@ -17,15 +17,35 @@ import (
 )
 
 // Agent returns what moves tenants' rows into and out of this store, and what
-// closes it.
+// ends it. In the background it frees what moves that are over have left.
 func (s *Store) Agent(ctx context.Context) (transfer.Agent, func() error, error) {
+	open := s.postgresAgent
 	if g, ok := s.guard.(*guardsqlite.Guard); ok {
-		st, err := transfersqlite.Open(ctx, transfersqlite.Config{Path: s.dsn, Keeper: g, Admit: g.AdmitClosed, Tables: Tables})
-		if err != nil {
-			return nil, nil, err
-		}
-		return transfer.New(st, st), st.Close, nil
+		open = func(ctx context.Context) (*transfer.Mover, func() error, error) { return s.sqliteAgent(ctx, g) }
 	}
+	mover, closeStore, err := open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	life, stop := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() { defer close(done); _ = mover.Run(life) }()
+	return mover, func() error {
+		stop()
+		<-done
+		return errors.Join(mover.Close(), closeStore())
+	}, nil
+}
+
+func (s *Store) sqliteAgent(ctx context.Context, g *guardsqlite.Guard) (*transfer.Mover, func() error, error) {
+	st, err := transfersqlite.Open(ctx, transfersqlite.Config{Path: s.dsn, Keeper: g, Admit: g.AdmitClosed, Tables: Tables})
+	if err != nil {
+		return nil, nil, err
+	}
+	return transfer.New(st, st), st.Close, nil
+}
+
+func (s *Store) postgresAgent(ctx context.Context) (*transfer.Mover, func() error, error) {
 	pool, err := pgxpool.New(ctx, s.dsn)
 	if err != nil {
 		return nil, nil, err
@@ -35,10 +55,10 @@ func (s *Store) Agent(ctx context.Context) (transfer.Agent, func() error, error)
 		pool.Close()
 		return nil, nil, err
 	}
-	closeAll := func() error { g.Close(); pool.Close(); return nil }
+	closePool := func() error { g.Close(); pool.Close(); return nil }
 	st, err := transferpg.Open(ctx, transferpg.Config{Pool: pool, Keeper: s.guard, Admit: g.AdmitClosed, Tables: Tables})
 	if err != nil {
-		return nil, nil, errors.Join(err, closeAll())
+		return nil, nil, errors.Join(err, closePool())
 	}
-	return transfer.New(st, st), func() error { return errors.Join(st.Close(), closeAll()) }, nil
+	return transfer.New(st, st), func() error { return errors.Join(st.Close(), closePool()) }, nil
 }

@@ -83,8 +83,7 @@ func removeRows(ctx context.Context, q querier, cat *catalog, tenant cells.Tenan
 			}
 			var gone int64
 			err := in(func(tx pgx.Tx) error {
-				keys := idents(t.key)
-				tag, err := tx.Exec(ctx, fmt.Sprintf("DELETE FROM %[1]s WHERE %[3]s AND (%[2]s) IN (SELECT %[2]s FROM %[1]s WHERE %[3]s LIMIT %[4]d)", t.sql(), keys, t.where(tenant), limit))
+				tag, err := tx.Exec(ctx, t.removal(tenant, limit))
 				gone = tag.RowsAffected()
 				return err
 			})
@@ -108,6 +107,17 @@ func removeRows(ctx context.Context, q querier, cat *catalog, tenant cells.Tenan
 		}
 	}
 	return nil
+}
+
+// removal deletes at most limit of the tenant's rows. By physical address the plan
+// is a scan of those addresses whatever the statistics say; a join by key becomes
+// quadratic on a table that was never analysed. Addresses are not unique across
+// partitions, so there the join has to do.
+func (t *table) removal(tenant cells.TenantID, limit int64) string {
+	if t.partitioned {
+		return fmt.Sprintf("DELETE FROM %[1]s WHERE %[3]s AND (%[2]s) IN (SELECT %[2]s FROM %[1]s WHERE %[3]s LIMIT %[4]d)", t.sql(), idents(t.key), t.where(tenant), limit)
+	}
+	return fmt.Sprintf("DELETE FROM %[1]s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %[1]s WHERE %[2]s LIMIT %[3]d))", t.sql(), t.where(tenant), limit)
 }
 
 // forget removes what is kept about a move.
