@@ -30,7 +30,7 @@ type edit struct {
 }
 
 // functions returns schema.sql's, by name.
-func functions(t *testing.T) map[string]string {
+func functions(t testing.TB) map[string]string {
 	script, err := os.ReadFile("schema.sql")
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func functions(t *testing.T) map[string]string {
 	return out
 }
 
-func apply(t *testing.T, edits []edit) func(context.Context, *pgxpool.Pool, string) error {
+func apply(t testing.TB, edits []edit) func(context.Context, *pgxpool.Pool, string) error {
 	return func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 		fns := functions(t)
 		for _, e := range edits {
