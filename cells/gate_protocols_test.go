@@ -301,11 +301,17 @@ func TestKeyRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
+		if err := try(newKey); err != nil {
+			t.Fatal(err)
+		}
 		if err := try(oldKey); err != nil {
 			t.Fatal(err)
 		}
-		if err := try(newKey); err != nil {
-			t.Fatal(err)
+	}
+	// What is remembered is good for its own epoch only.
+	for _, epoch := range []cells.Epoch{0, 2} {
+		if _, err := g.Admit(t.Context(), cells.AdmitRequest{Tenant: "acme", HasEpoch: true, Epoch: epoch, Token: cells.MintToken(oldKey, "acme", "cell-a", 1)}); codeOf(err) != cells.CodeBadRequest {
+			t.Errorf("the token of epoch 1 at epoch %d: %v", epoch, err)
 		}
 	}
 	if err := g.SetAdmissionKeys(newKey); err != nil {

@@ -269,6 +269,33 @@ func TestStreamsEndByTheView(t *testing.T) {
 	}
 }
 
+// A stream that is admitted while the view changes is not overlooked.
+func TestStreamsAgainstTheView(t *testing.T) {
+	noLeaks(t)
+	r := startRouter(t, cells.NewMemTable())
+	g := cells.NewGates("cell-a", r)
+	for i := range 5000 {
+		tenant := cells.TenantID(fmt.Sprintf("t-%d", i))
+		row := active(tenant, "cell-a", 4)
+		row.Revision = 1
+		r.Observe(row)
+		var wg sync.WaitGroup
+		var stream *cells.Admission
+		wg.Go(func() { stream, _ = g.Admit(t.Context(), cells.AdmitRequest{Tenant: tenant, Stream: true}) })
+		next := inMove(tenant, cells.StateQuiescing, "cell-a", 4, 4)
+		next.Revision = 2
+		r.Observe(next)
+		wg.Wait()
+		if stream == nil {
+			continue // the view was first
+		}
+		if stream.Context().Err() == nil {
+			t.Fatalf("round %d: the stream goes on", i)
+		}
+		stream.Done()
+	}
+}
+
 // However drains and admissions race: once a drain has returned, nothing admitted
 // at its epoch is in flight, ever.
 func TestDrainAgainstAdmit(t *testing.T) {

@@ -192,7 +192,9 @@ func TestStuckStreamIsForced(t *testing.T) {
 				}
 			}()
 			eventually(t, "the handler runs", func() bool { return svc.ran.Load() == 1 })
-			if err := svc.gates.Drain(deadline(t), draining(t, table)); err != nil {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // the client stays for longer
+			defer cancel()
+			if err := svc.gates.Drain(ctx, draining(t, table)); err != nil {
 				t.Fatal(err)
 			}
 			if err := <-stuck; err == nil {

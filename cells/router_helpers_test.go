@@ -121,13 +121,14 @@ func (f *faultTable) Get(ctx context.Context, t cells.TenantID) (cells.TenantRou
 	f.gets++
 	down, onGet := f.down, f.onGet
 	f.mu.Unlock()
+	row, err := f.RoutingTable.Get(ctx, t)
 	if onGet != nil {
-		onGet()
+		onGet() // the row was read and is on its way
 	}
 	if down != nil {
 		return cells.TenantRoute{}, down
 	}
-	return f.RoutingTable.Get(ctx, t)
+	return row, err
 }
 
 func (f *faultTable) List(ctx context.Context, o cells.ListOptions) (cells.RoutePage, error) {
