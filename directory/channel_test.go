@@ -245,9 +245,13 @@ func TestTopology(t *testing.T) {
 		t.Fatalf("leave: %s", a.body)
 	}
 	waitTopology(t, watch, "i1 has left", ups(0))
-	beat("i1", true)
-	waitTopology(t, watch, "i1 is back", ups(1))
-	waitTopology(t, watch, "i1 has lapsed", ups(0)) // nobody beats
+	beat("i1", true) // sent before it left, and late
+	beat("i333", true)
+	top = waitTopology(t, watch, "i333 is ready", ups(1))
+	if got := top.Cell("a").Upstreams[0]; got != "http://10.0.0.1:804" {
+		t.Errorf("upstream %s is not i333's", got)
+	}
+	waitTopology(t, watch, "i333 has lapsed", ups(0)) // nobody beats
 	d.cell("a", api.CellSpec{Upstream: "http://lb:80"})
 	top = waitTopology(t, watch, "a has an upstream", ups(1))
 	if top.DefaultCell != "" || top.Cell("a").Upstreams[0] != "http://lb:80" {
@@ -319,6 +323,44 @@ func TestMembersAcrossDirectories(t *testing.T) {
 	eventually(t, "the leave is known there", func() bool { return !has(d2, "i2") })
 }
 
+// With its store gone a directory still knows who lives, and changes nothing.
+func TestStoreDown(t *testing.T) {
+	d := newState(t).start(t, nil)
+	d.cell("a", api.CellSpec{})
+	d.cell("b", api.CellSpec{})
+	d.place("t", "a")
+	watch := d.watchTopology()
+	if err := d.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h := d.peer(channel.RoleCell, "a")
+	if a := d.post(h, member.PathHeartbeat, heartbeat("a", "i1", true)); a.status != 200 {
+		t.Errorf("heartbeat: %d %s", a.status, a.body)
+	}
+	waitTopology(t, watch, "i1 is ready", func(x *api.Topology) bool { c := x.Cell("a"); return c != nil && len(c.Upstreams) == 1 })
+	for name, call := range map[string]func() error{
+		"place":    func() error { _, err := d.cl.Place(ctxOf(t), api.PlacementRequest{Tenant: "u"}); return err },
+		"put cell": func() error { _, err := d.cl.PutCell(ctxOf(t), "c", api.CellSpec{}); return err },
+		"move":     func() error { _, err := d.cl.Move(ctxOf(t), api.MoveRequest{Tenant: "t", To: "b"}); return err },
+		"delete":   func() error { _, err := d.cl.DeleteTenant(ctxOf(t), "t", ""); return err },
+	} {
+		err := call()
+		var u *client.UnknownOutcomeError
+		if wantCode(t, err, cells.CodeBackendUnavailable); !errors.As(err, &u) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if r := d.route("t"); r.State != cells.StateActive || r.CellID != "a" {
+		t.Errorf("route %+v", r)
+	}
+	if a := d.raw(http.MethodGet, api.PathReady, "none", "", ""); a.status != http.StatusServiceUnavailable || !strings.Contains(a.body, `"ok":false`) {
+		t.Errorf("readyz: %d %s", a.status, a.body)
+	}
+	if list, err := d.cl.Tenants(ctxOf(t), client.TenantQuery{}); err != nil || len(list.Routes) != 1 {
+		t.Errorf("routes: %+v, %v", list, err)
+	}
+}
+
 func TestEdgeClientRefusals(t *testing.T) {
 	d := newState(t).start(t, nil)
 	for _, base := range []string{"http://127.0.0.1:1", "https://", "https://x/path", "::"} {
@@ -356,5 +398,64 @@ func TestEdgeClientRefusals(t *testing.T) {
 	d.close()
 	if err := <-broke; !errors.Is(err, client.ErrWatchBroken) {
 		t.Errorf("the watch ended with %v", err)
+	}
+}
+
+// slowStore holds back the writing of members.
+type slowStore struct {
+	directory.Store
+	reached, gate chan struct{}
+	removed, done chan struct{}
+}
+
+func (s *slowStore) SaveMembers(ctx context.Context, list []member.Heartbeat, at time.Time) error {
+	if len(list) > 0 {
+		select {
+		case s.reached <- struct{}{}:
+			<-s.gate
+			defer close(s.done)
+		default:
+		}
+	}
+	return s.Store.SaveMembers(ctx, list, at)
+}
+
+func (s *slowStore) RemoveMember(ctx context.Context, c cells.CellID, instance string) error {
+	err := s.Store.RemoveMember(ctx, c, instance)
+	close(s.removed)
+	return err
+}
+
+// A process that leaves while the members are being written is not written again.
+func TestLeaveDuringSync(t *testing.T) {
+	var slow *slowStore
+	d := newState(t).start(t, func(c *directory.Config) {
+		slow = &slowStore{Store: c.Store, reached: make(chan struct{}, 1), gate: make(chan struct{}), removed: make(chan struct{}), done: make(chan struct{})}
+		c.Store, c.Lapse = slow, time.Minute
+	})
+	d.cell("a", api.CellSpec{})
+	h := d.peer(channel.RoleCell, "a")
+	if a := d.post(h, member.PathHeartbeat, heartbeat("a", "i1", true)); a.status != 200 {
+		t.Fatal(a.body)
+	}
+	eventually(t, "members are being written", func() bool { return len(slow.reached) == 1 })
+	left := make(chan int, 1)
+	go func() { left <- d.post(h, member.PathLeave, heartbeat("a", "i1", true)).status }()
+	eventually(t, "it is gone at once", func() bool {
+		list, err := d.cl.Members(ctxOf(t))
+		return err == nil && len(list) == 0
+	})
+	select { // a leave that does not wait would be done by now
+	case <-slow.removed:
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(slow.gate)
+	<-slow.done
+	if s := <-left; s != 200 {
+		t.Errorf("leave answered %d", s)
+	}
+	rows, err := d.store.Members(ctxOf(t))
+	if err != nil || len(rows) != 0 {
+		t.Errorf("remembered members %+v, %v", rows, err)
 	}
 }

@@ -329,7 +329,7 @@ func (e *executor) act(ctx context.Context, t *tracker, m *api.Move, row *cells.
 // began notes, before anything is begun, the epoch that it begins from: it is how
 // the outcome is recognised in the route later.
 func (e *executor) began(ctx context.Context, t *tracker, row *cells.TenantRoute) (api.Move, error) {
-	now, base := time.Now().UTC(), row.Epoch
+	now, base := time.Now().UTC(), max(row.Epoch, 1) // without a row the default cell gets the first epoch
 	t.apply(func(m *api.Move) {
 		if m.StartedAt.IsZero() {
 			m.StartedAt, m.Step = now, "started"

@@ -248,7 +248,7 @@ func TestBudgetRefuses(t *testing.T) {
 }
 
 func TestDrainDeadlineRollsBack(t *testing.T) {
-	s, d := fleetOf(t, func(c *directory.Config) { c.DrainDeadline = 200 * time.Millisecond })
+	s, d := fleetOf(t, func(c *directory.Config) { c.DrainDeadline = 2 * time.Second })
 	gate := make(chan struct{})
 	s.far.set(func() { s.far.block["Drain"] = gate })
 	m := d.untilState(d.move("t", "b").ID, api.MoveRolledBack)
@@ -360,7 +360,7 @@ func TestDriverDiesAtEachStep(t *testing.T) {
 		t.Run(string(step), func(t *testing.T) {
 			t.Parallel()
 			var one, two bytes.Buffer
-			s, d := fleetOf(t, func(c *directory.Config) { c.HaltAt = string(step); c.Trace = &one })
+			s, d := fleetOf(t, func(c *directory.Config) { c.HaltAt = string(step); c.Trace = &one; c.DrainDeadline = time.Minute })
 			m := d.move("t", "b")
 			m = d.until(m.ID, "halted", func(m *api.Move) bool { return m.Step == string(step) })
 			eventually(t, "the step is in the stored record", func() bool {

@@ -155,6 +155,7 @@ func (f *far) Prepare(ctx context.Context, m cells.MoveRef, progress func(cells.
 		return cells.Prediction{}, err
 	}
 	progress(cells.Progress{Phase: "snapshot", Done: n, Total: n, Bytes: 100 * n})
+	progress(cells.Progress{Phase: "catchup", Done: 3})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	x := f.at(m.Target, m.Tenant)

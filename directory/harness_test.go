@@ -105,7 +105,7 @@ func (s *state) start(t testing.TB, mod func(*directory.Config)) *dir {
 		Channel: s.fleet.Open(t, channel.RoleDirectory, "d1"), ChannelListener: listen(t), OperatorListener: listen(t),
 		HeartbeatEvery: 50 * time.Millisecond, Lapse: 400 * time.Millisecond, SyncEvery: 50 * time.Millisecond,
 		AliveEvery: 50 * time.Millisecond, SweepEvery: 50 * time.Millisecond, TakeOver: 400 * time.Millisecond,
-		DrainDeadline: 5 * time.Second,
+		DrainDeadline: 30 * time.Second,
 	}
 	if mod != nil {
 		mod(&cfg)

@@ -22,6 +22,10 @@ import (
 const (
 	// requestTimeout bounds what a call waits for stores and cells.
 	requestTimeout = 30 * time.Second
+	// bodyTimeout bounds the reading of a request's body.
+	bodyTimeout = 10 * time.Second
+	// writeTimeout bounds the whole of an answer; streams renew it with each line.
+	writeTimeout = 2 * requestTimeout
 	// lineTimeout bounds the writing of one line of a stream to a slow reader.
 	lineTimeout = 10 * time.Second
 )
@@ -133,6 +137,10 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error { return deco
 func decodeJSON(w http.ResponseWriter, r *http.Request, v any, strict bool) error {
 	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != api.ContentJSON {
 		return bad("the content type must be %s", api.ContentJSON)
+	}
+	ctl := http.NewResponseController(w)
+	if err := ctl.SetReadDeadline(time.Now().Add(bodyTimeout)); err == nil {
+		defer func() { _ = ctl.SetReadDeadline(time.Time{}) }()
 	}
 	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxBody))
 	if strict {

@@ -48,18 +48,21 @@ type members struct {
 	changed    func() // a process came, went, or changed what others must know
 	syncSignal chan struct{}
 
-	mu    sync.Mutex
+	syncMu sync.Mutex             // held while the store is written and read, so that nobody who leaves is written again
+	beats  map[memberKey]seenBeat // guarded by syncMu
+	first  bool                   // guarded by syncMu
+
+	mu    sync.Mutex                 // never held while waiting for syncMu
 	live  map[memberKey]*memberState // guarded by mu
 	dirty map[memberKey]struct{}     // guarded by mu; heard since the last sync
-	beats map[memberKey]seenBeat     // used by sync only
-	first bool                       // used by sync only
+	left  map[memberKey]time.Time    // guarded by mu; who has left, and when
 }
 
 func newMembers(store Store, cfg *Config, changed func()) *members {
 	return &members{
 		store: store, log: cfg.Logger, lapse: cfg.Lapse, slack: 2 * cfg.SyncEvery, syncEvery: cfg.SyncEvery, changed: changed,
 		syncSignal: make(chan struct{}, 1), live: map[memberKey]*memberState{}, dirty: map[memberKey]struct{}{},
-		beats: map[memberKey]seenBeat{}, first: true,
+		beats: map[memberKey]seenBeat{}, first: true, left: map[memberKey]time.Time{},
 	}
 }
 
@@ -71,10 +74,14 @@ func (s *memberState) lapsed(now time.Time, m *members) bool {
 	return now.Sub(s.heard) >= limit
 }
 
-// beat takes a heartbeat.
+// beat takes a heartbeat. One that was overtaken by its process's leave is ignored.
 func (m *members) beat(h member.Heartbeat) {
 	now := time.Now()
 	m.mu.Lock()
+	if _, gone := m.left[keyOf(&h)]; gone {
+		m.mu.Unlock()
+		return
+	}
 	old := m.live[keyOf(&h)]
 	news := old == nil || old.lapsed(now, m) || old.hb.Ready != h.Ready || old.hb.Reason != h.Reason ||
 		old.hb.ServiceURL != h.ServiceURL || old.hb.AgentURL != h.AgentURL || old.hb.Version != h.Version
@@ -98,16 +105,19 @@ func (m *members) kick() {
 	}
 }
 
-// leave forgets a process.
+// leave forgets a process for good: an instance is one start of a process.
 func (m *members) leave(ctx context.Context, key memberKey) error {
 	m.mu.Lock()
 	_, was := m.live[key]
 	delete(m.live, key)
 	delete(m.dirty, key)
+	m.left[key] = time.Now()
 	m.mu.Unlock()
 	if was {
 		m.changed()
 	}
+	m.syncMu.Lock()
+	defer m.syncMu.Unlock()
 	return m.store.RemoveMember(ctx, key.cell, key.instance)
 }
 
@@ -163,6 +173,11 @@ func (m *members) expire() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	any := false
+	for k, at := range m.left {
+		if now.Sub(at) > forgetAfter {
+			delete(m.left, k)
+		}
+	}
 	for k, s := range m.live {
 		if s.lapsed(now, m) {
 			m.log.Warn("member lapsed", "cell", k.cell, "instance", k.instance, "silent", now.Sub(s.heard))
@@ -176,6 +191,8 @@ func (m *members) expire() bool {
 
 // sync writes what was heard and learns what others have heard.
 func (m *members) sync(ctx context.Context) error {
+	m.syncMu.Lock()
+	defer m.syncMu.Unlock()
 	m.mu.Lock()
 	var out []member.Heartbeat
 	for k := range m.dirty {
@@ -205,7 +222,8 @@ func (m *members) sync(ctx context.Context) error {
 	return nil
 }
 
-// forgetAfter is for how long the store remembers a process that nobody hears.
+// forgetAfter is for how long the store remembers a process that nobody hears, and
+// this process one that has left.
 const forgetAfter = 10 * time.Minute
 
 func (m *members) absorb(ctx context.Context, rows []MemberRow) (news bool) {
@@ -225,7 +243,7 @@ func (m *members) absorb(ctx context.Context, rows []MemberRow) (news bool) {
 			old = append(old, k)
 		}
 		s := m.live[k]
-		if s != nil && !s.remote {
+		if _, gone := m.left[k]; gone || s != nil && !s.remote {
 			continue
 		}
 		// At the start the processes that the store remembers are given one lapse.

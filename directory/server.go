@@ -94,15 +94,10 @@ func (s *Server) Start(ctx context.Context) error {
 	s.background("follower", s.follow.run)
 	s.background("sweeper", s.exec.sweep)
 	if l := s.cfg.ChannelListener; l != nil {
-		s.listen("channel", l, &http.Server{
-			Handler: s.channelHandler(), TLSConfig: s.cfg.Channel.Server(), ReadHeaderTimeout: 10 * time.Second,
-			IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		})
+		s.listen("channel", l, &http.Server{Handler: s.channelHandler(), TLSConfig: s.cfg.Channel.Server()})
 	}
 	if l := s.cfg.OperatorListener; l != nil {
-		s.listen("operator", l, &http.Server{
-			Handler: s.OperatorHandler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		})
+		s.listen("operator", l, &http.Server{Handler: s.OperatorHandler()})
 	}
 	return nil
 }
@@ -141,6 +136,11 @@ func (s *Server) Close() error {
 		}
 		errs = append(errs, err)
 	}
+	for _, l := range []net.Listener{s.cfg.ChannelListener, s.cfg.OperatorListener} {
+		if l != nil {
+			_ = l.Close() // closed already, unless the start failed
+		}
+	}
 	s.wg.Wait()
 	if c, ok := s.exec.agents.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -159,6 +159,7 @@ func (s *Server) background(name string, run func(context.Context)) {
 }
 
 func (s *Server) listen(name string, l net.Listener, h *http.Server) {
+	h.ReadHeaderTimeout, h.WriteTimeout, h.IdleTimeout, h.MaxHeaderBytes = 10*time.Second, writeTimeout, 2*time.Minute, 16<<10
 	h.ErrorLog = slog.NewLogLogger(s.log.With("listener", name).Handler(), slog.LevelDebug)
 	s.servers = append(s.servers, h)
 	s.wg.Go(func() {

@@ -40,7 +40,9 @@ type tracker struct {
 	rec      api.Move          // guarded by mu
 	written  api.MoveState     // guarded by mu; the state that the stored record is in
 	pending  []func(*api.Move) // guarded by mu; changes that are not written yet
-	progress *cells.Progress   // guarded by mu; not written yet
+	progress *cells.Progress   // guarded by mu; of the running step, not written yet
+	rows     int64             // guarded by mu; the most that was told, written with the next change
+	bytes    int64             // guarded by mu; as rows
 	told     time.Time         // guarded by mu; when watchers last heard of progress
 	stop     context.CancelCauseFunc
 }
@@ -94,7 +96,7 @@ func (t *tracker) flush(ctx context.Context) error {
 	t.mu.Lock()
 	n := len(t.pending)
 	todo := slices.Clone(t.pending)
-	p := t.progress
+	p, rows, size := t.progress, t.rows, t.bytes
 	t.mu.Unlock()
 	if n == 0 && p == nil {
 		return nil
@@ -103,8 +105,9 @@ func (t *tracker) flush(ctx context.Context) error {
 		for _, fn := range todo {
 			fn(m)
 		}
+		m.Rows, m.Bytes = max(m.Rows, rows), max(m.Bytes, size)
 		if p != nil {
-			takeProgress(m, p)
+			m.Progress = p
 		}
 		return nil
 	}, nil)
@@ -116,13 +119,13 @@ func (t *tracker) flush(ctx context.Context) error {
 	if t.progress == p {
 		t.progress = nil
 	}
-	live := t.rec.Progress
 	t.rec, t.written = rec, rec.State
 	for _, fn := range t.pending {
 		fn(&t.rec)
 	}
+	t.rec.Rows, t.rec.Bytes = max(rec.Rows, t.rows), max(rec.Bytes, t.bytes)
 	if t.progress != nil {
-		t.rec.Progress = live
+		t.rec.Progress = t.progress
 	}
 	t.mu.Unlock()
 	t.changed.wake()
@@ -173,19 +176,15 @@ func (t *tracker) run(ctx context.Context) {
 	}
 }
 
-// takeProgress notes how far a step is.
-func takeProgress(m *api.Move, p *cells.Progress) {
-	m.Progress = p
-	if p.Phase == "snapshot" {
-		m.Rows, m.Bytes = max(m.Rows, p.Done), max(m.Bytes, p.Bytes)
-	}
-}
-
+// noteProgress takes how far the running step is.
 func (t *tracker) noteProgress(p cells.Progress) {
 	now := time.Now()
 	t.mu.Lock()
-	takeProgress(&t.rec, &p)
-	t.progress = &p
+	if p.Phase == "snapshot" {
+		t.rows, t.bytes = max(t.rows, p.Done), max(t.bytes, p.Bytes)
+		t.rec.Rows, t.rec.Bytes = max(t.rec.Rows, t.rows), max(t.rec.Bytes, t.bytes)
+	}
+	t.progress, t.rec.Progress = &p, &p
 	tell := now.Sub(t.told) >= progressEvery
 	if tell {
 		t.told = now
@@ -207,6 +206,9 @@ func (t *tracker) noteError(err error) {
 func (t *tracker) noteStep(ev cells.StepEvent) {
 	step := api.StepTiming{Step: string(ev.Step), At: ev.At.UTC(), State: ev.Route.State.String(), Epoch: ev.Route.Epoch, Driver: t.driver}
 	base, reason := ev.Move.Base, ev.Route.Reason
+	t.mu.Lock()
+	t.progress = nil
+	t.mu.Unlock()
 	t.apply(func(m *api.Move) {
 		for _, s := range m.Steps { // written before, with an outcome that was unknown
 			if s.Step == step.Step && s.At.Equal(step.At) && s.Driver == step.Driver {
