@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -278,11 +279,6 @@ func (f *fleet) move(tenant cells.TenantID, from, to cells.CellID) cells.MoveRes
 // wait waits for a condition.
 func (f *fleet) wait(ok func() bool, format string, args ...any) {
 	f.t.Helper()
-	waitFor(f.t, ok, format, args...)
-}
-
-func waitFor(t testing.TB, ok func() bool, format string, args ...any) {
-	t.Helper()
 	deadline := time.After(10 * time.Second)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -290,9 +286,25 @@ func waitFor(t testing.TB, ok func() bool, format string, args ...any) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("waited in vain: "+format, args...)
+			f.t.Fatalf("waited in vain: %s\n%s", fmt.Sprintf(format, args...), f.state())
 		}
 	}
+}
+
+// state is what everybody thinks of the tenants, for a test that has failed.
+func (f *fleet) state() string {
+	var b strings.Builder
+	page, err := f.table.List(context.Background(), cells.ListOptions{})
+	fmt.Fprintf(&b, "table: %+v %v\n", page, err)
+	for _, r := range page.Routes {
+		fmt.Fprintf(&b, "edge: %+v\n", f.edge.Explain(r.TenantID))
+		f.mu.Lock()
+		for id, p := range f.cells {
+			fmt.Fprintf(&b, "%s: %+v, %d in flight, %+v\n", id, p.router.Lookup(r.TenantID), p.gates.InFlight(r.TenantID), p.router.Status())
+		}
+		f.mu.Unlock()
+	}
+	return b.String()
 }
 
 // answer is a response that was read.
