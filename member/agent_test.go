@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -199,6 +200,35 @@ func TestAnotherProcessIsTried(t *testing.T) {
 	err := c.Close(t.Context(), cells.FenceOrder{Cell: "a", Tenant: "t", Epoch: 2})
 	if !errors.Is(err, cells.ErrUnavailable) || !strings.Contains(err.Error(), "dead") || !strings.Contains(err.Error(), "odd") {
 		t.Fatal(err)
+	}
+}
+
+// A process that is frozen takes connections and never answers; once it lapses the
+// next one is asked, long before the connection itself is given up.
+func TestAFrozenProcessIsPassedOver(t *testing.T) {
+	p := newPlane(t)
+	k := newMemKeeper()
+	a := p.join(t, p.config(t, "a"), WithStore(store(k, nil)))
+	waitReady(t, a)
+	p.waitBeat(t, "ready", func(h Heartbeat) bool { return h.Ready })
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := p.client(t)
+	for i := range 4 {
+		p.mu.Lock()
+		p.members["frozen"] = Heartbeat{Cell: "a", Instance: "frozen", Ready: true, Engine: "mem", AgentURL: "https://" + l.Addr().String()}
+		p.seen["frozen"] = time.Now()
+		p.mu.Unlock()
+		begun := time.Now()
+		if err := c.Close(t.Context(), cells.FenceOrder{Cell: "a", Tenant: cells.TenantID(fmt.Sprint("t", i)), Epoch: 2, Move: "m"}); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begun); took > 4*time.Second {
+			t.Fatalf("waited %s", took)
+		}
 	}
 }
 
@@ -401,9 +431,15 @@ func TestDrainAndProcessesThatComeAndGo(t *testing.T) {
 	p := newPlane(t)
 	p.setLapse(300 * time.Millisecond)
 	route := p.put(t, active("t", "a", 1))
-	dead := Heartbeat{Cell: "a", Instance: "dead", AgentURL: "https://127.0.0.1:1"}
+	// Its kernel takes connections, and nobody answers.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
 	p.mu.Lock()
-	p.members["dead"], p.seen["dead"] = dead, time.Now()
+	p.members["frozen"] = Heartbeat{Cell: "a", Instance: "frozen", AgentURL: "https://" + l.Addr().String()}
+	p.seen["frozen"] = time.Now()
 	p.mu.Unlock()
 	c := p.client(t)
 	done := make(chan error, 1)
@@ -416,6 +452,15 @@ func TestDrainAndProcessesThatComeAndGo(t *testing.T) {
 	}
 	if w := do(late.Handler(hello), request("t", "a", 1)); w.Header().Get(cells.HeaderAnswer) != string(cells.CodeMoving) {
 		t.Fatalf("the late process was not drained: %d %s", w.Code, w.Body)
+	}
+	// One that was killed: its port is closed, long before it lapses.
+	p.setLapse(time.Hour)
+	p.mu.Lock()
+	p.members = map[string]Heartbeat{"dead": {Cell: "y", Instance: "dead", AgentURL: "https://127.0.0.1:1"}}
+	p.seen["dead"] = time.Now()
+	p.mu.Unlock()
+	if err := c.Drain(t.Context(), active("t", "y", 1)); err != nil {
+		t.Fatal(err)
 	}
 	// Nobody at all.
 	if err := c.Drain(t.Context(), active("t", "z", 1)); err != nil {

@@ -147,7 +147,7 @@ func moveOn(ctx context.Context, err error) bool {
 
 // any gives an order to one of the cell's processes. did is false when the cell
 // is stateless: there was nothing to do.
-func (c *AgentClient) any(ctx context.Context, cell cells.CellID, key string, do func(h Heartbeat) error) (did bool, err error) {
+func (c *AgentClient) any(ctx context.Context, cell cells.CellID, key string, do func(ctx context.Context, h Heartbeat) error) (did bool, err error) {
 	hbs, err := c.live(ctx, cell, key)
 	if err != nil {
 		return false, err
@@ -163,7 +163,7 @@ func (c *AgentClient) any(ctx context.Context, cell cells.CellID, key string, do
 		if h.Engine == "" {
 			continue // a process of an older or newer kind, next to those with a store
 		}
-		err := do(h)
+		err := c.whileLive(ctx, h, do)
 		if err == nil {
 			return true, nil
 		}
@@ -175,6 +175,39 @@ func (c *AgentClient) any(ctx context.Context, cell cells.CellID, key string, do
 		errs = append(errs, err)
 	}
 	return true, errors.Join(errs...)
+}
+
+// errGone ends an order to a process that has lapsed or left.
+var errGone = fmt.Errorf("%w: the process has lapsed or left", cells.ErrUnavailable)
+
+// lapsePoll is how often an order that waits looks whether its process lives.
+const lapsePoll = 100 * time.Millisecond
+
+// whileLive gives an order, and gives it up with errGone when the process is no
+// longer among the live ones: one that is frozen takes connections and never
+// answers.
+func (c *AgentClient) whileLive(ctx context.Context, h Heartbeat, do func(ctx context.Context, h Heartbeat) error) error {
+	ctx, gone := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer gone(nil)
+	wg.Go(func() {
+		t := time.NewTicker(lapsePoll)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+				return
+			}
+			now, err := c.live(ctx, h.Cell, "")
+			if err == nil && !slices.ContainsFunc(now, func(o Heartbeat) bool { return o.Instance == h.Instance }) {
+				gone(errGone)
+				return
+			}
+		}
+	})
+	return do(ctx, h)
 }
 
 // post sends an order to one process. The caller closes the body; anything but a
@@ -272,7 +305,7 @@ func (c *AgentClient) Close(ctx context.Context, o cells.FenceOrder) error {
 }
 
 func (c *AgentClient) fence(ctx context.Context, path string, o cells.FenceOrder) error {
-	_, err := c.any(ctx, o.Cell, string(o.Tenant), func(h Heartbeat) error {
+	_, err := c.any(ctx, o.Cell, string(o.Tenant), func(ctx context.Context, h Heartbeat) error {
 		return c.call(ctx, h, path, o, &struct{}{})
 	})
 	return err
@@ -281,7 +314,7 @@ func (c *AgentClient) fence(ctx context.Context, path string, o cells.FenceOrder
 // Pause implements [cells.EventBarrier].
 func (c *AgentClient) Pause(ctx context.Context, o cells.BarrierOrder) (cells.EventSeq, error) {
 	var out EventsReply
-	_, err := c.any(ctx, o.Cell, string(o.Tenant), func(h Heartbeat) error {
+	_, err := c.any(ctx, o.Cell, string(o.Tenant), func(ctx context.Context, h Heartbeat) error {
 		out = EventsReply{}
 		return c.call(ctx, h, PathEventsPause, o, &out)
 	})
@@ -293,7 +326,7 @@ func (c *AgentClient) Pause(ctx context.Context, o cells.BarrierOrder) (cells.Ev
 
 // Start implements [cells.EventBarrier].
 func (c *AgentClient) Start(ctx context.Context, o cells.BarrierOrder, mark cells.EventSeq) error {
-	_, err := c.any(ctx, o.Cell, string(o.Tenant), func(h Heartbeat) error {
+	_, err := c.any(ctx, o.Cell, string(o.Tenant), func(ctx context.Context, h Heartbeat) error {
 		return c.call(ctx, h, PathEventsStart, EventsStart{BarrierOrder: o, Mark: mark}, &struct{}{})
 	})
 	return err

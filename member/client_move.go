@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -17,11 +18,15 @@ import (
 const (
 	drainRetryMin = 20 * time.Millisecond
 	drainRetryMax = 500 * time.Millisecond
+	// drainRefusals is how many refused connections in a row mean that a process is
+	// dead; with the waits in between that takes 140 ms.
+	drainRefusals = 4
 )
 
 // Drain implements [cells.Drainer]: it asks every live process of route.CellID, at
-// once, and waits for all. A process that lapses or leaves meanwhile counts as
-// gone: whatever it still holds is stopped by the fence. Processes that appear
+// once, and waits for all. A process that lapses or leaves meanwhile, or whose
+// address refuses connections, counts as gone: whatever it still holds is stopped
+// by the fence. Processes that appear
 // meanwhile are asked, too. When ctx ends, the error wraps its cause and names the
 // processes that hold the drain back, with what they have in flight.
 func (c *AgentClient) Drain(ctx context.Context, route cells.TenantRoute) error {
@@ -51,14 +56,29 @@ func (c *AgentClient) Drain(ctx context.Context, route cells.TenantRoute) error 
 
 // drainOne repeats the order until the process has answered or is gone.
 func (c *AgentClient) drainOne(ctx context.Context, h Heartbeat, route cells.TenantRoute) error {
+	refused := 0
 	for wait := drainRetryMin; ; wait = min(2*wait, drainRetryMax) {
-		err := c.call(ctx, h, PathDrain, route, &struct{}{})
+		err := c.whileLive(ctx, h, func(ctx context.Context, h Heartbeat) error {
+			return c.call(ctx, h, PathDrain, route, &struct{}{})
+		})
 		if err == nil {
 			return nil
 		}
 		err = fmt.Errorf("drain of cell %s, process %s: %w", h.Cell, h.Instance, err)
-		if ctx.Err() != nil || !errors.Is(err, cells.ErrUnavailable) {
+		switch {
+		case errors.Is(err, errGone):
+			c.log.Info("a process went away while it was drained", "cell", h.Cell, "instance", h.Instance, "err", err)
+			return nil
+		case !moveOn(ctx, err):
 			return err
+		}
+		// Nothing listens there any more, again and again: the process has died.
+		if refused++; !errors.Is(err, syscall.ECONNREFUSED) {
+			refused = 0
+		}
+		if refused == drainRefusals {
+			c.log.Info("a process is dead and has not lapsed yet", "cell", h.Cell, "instance", h.Instance, "err", err)
+			return nil
 		}
 		t := time.NewTimer(wait)
 		select {
@@ -68,11 +88,7 @@ func (c *AgentClient) drainOne(ctx context.Context, h Heartbeat, route cells.Ten
 			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 		now, lerr := c.live(ctx, h.Cell, "")
-		if lerr != nil {
-			continue
-		}
-		if !slices.ContainsFunc(now, func(o Heartbeat) bool { return o.Instance == h.Instance }) {
-			c.log.Info("a process went away while it was drained", "cell", h.Cell, "instance", h.Instance, "err", err)
+		if lerr == nil && !slices.ContainsFunc(now, func(o Heartbeat) bool { return o.Instance == h.Instance }) {
 			return nil
 		}
 	}
@@ -129,7 +145,7 @@ func (c *AgentClient) Preflight(ctx context.Context, m cells.MoveRef) (cells.Pre
 }
 
 func (c *AgentClient) survey(ctx context.Context, cell cells.CellID, m cells.MoveRef) (out transfer.Survey, err error) {
-	_, err = c.any(ctx, cell, string(m.ID), func(h Heartbeat) error {
+	_, err = c.any(ctx, cell, string(m.ID), func(ctx context.Context, h Heartbeat) error {
 		out = transfer.Survey{}
 		return c.call(ctx, h, PathSurvey, SurveyRequest{Tenant: m.Tenant}, &out)
 	})
@@ -159,7 +175,7 @@ func (c *AgentClient) moveStep(ctx context.Context, path string, m cells.MoveRef
 		return err
 	}
 	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rate}
-	_, err = c.any(ctx, m.Target, string(m.ID), func(h Heartbeat) error {
+	_, err = c.any(ctx, m.Target, string(m.ID), func(ctx context.Context, h Heartbeat) error {
 		return c.step(ctx, h, path, o, out(), progress)
 	})
 	return err
@@ -168,7 +184,7 @@ func (c *AgentClient) moveStep(ctx context.Context, path string, m cells.MoveRef
 // Discard implements [cells.DataMover]: the loser's agent does it.
 func (c *AgentClient) Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
 	o := DiscardOrder{Tenant: tenant, Residue: r, RowsPerSecond: c.rate}
-	_, err := c.any(ctx, r.Cell, string(r.Move), func(h Heartbeat) error {
+	_, err := c.any(ctx, r.Cell, string(r.Move), func(ctx context.Context, h Heartbeat) error {
 		return c.step(ctx, h, PathDiscard, o, &struct{}{}, progress)
 	})
 	return err

@@ -446,7 +446,7 @@ func (m *Member) Close(ctx context.Context) error {
 	if m.server != nil {
 		stopped := make(chan error, 1)
 		go func() {
-			sctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			sctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 			defer cancel()
 			err := m.server.Shutdown(sctx)
 			if err != nil {
