@@ -29,6 +29,8 @@ const (
 	FindTrigger         = "trigger"           // a trigger would run on imported rows; blocking
 	FindSelfReference   = "self_reference"    // foreign keys in a circle, and no right to defer them; blocking
 	FindForeignTenant   = "foreign_key"       // a foreign key that does not carry the tenant
+	FindUnique          = "unique"            // a unique index does not carry the tenant
+	FindLongTransaction = "long_transaction"  // a view waits for transactions that write
 	FindSequence        = "sequence"          // values travel, the sequence is not advanced
 	FindLargeObject     = "large_object"      // only the reference travels
 	FindUnlisted        = "unlisted_table"    // a table with the tenant column that is not listed
@@ -83,7 +85,7 @@ func Compare(m cells.MoveRef, src, dst Survey) cells.Preflight {
 	for side, s := range map[cells.CellID]Survey{m.Source: src, m.Target: dst} {
 		for _, f := range s.Findings {
 			if f.Code == FindSlots && (side != m.Source || slices.Contains(src.Moves, m.ID)) || side != m.Source && f.Code == FindReplicaIdentity ||
-				side != m.Target && (f.Code == FindTrigger || f.Code == FindSelfReference) || side != m.Source && (f.Code == FindWALLevel || f.Code == FindRetention) {
+				side != m.Target && (f.Code == FindTrigger || f.Code == FindSelfReference) || side != m.Source && slices.Contains(sourceOnly, f.Code) {
 				continue
 			}
 			f.Cell = side
@@ -98,6 +100,9 @@ func Compare(m cells.MoveRef, src, dst Survey) cells.Preflight {
 	p.Pause = 60 * time.Millisecond
 	return p
 }
+
+// sourceOnly are findings that say nothing about a target.
+var sourceOnly = []string{FindWALLevel, FindRetention, FindPrivilege, FindLongTransaction}
 
 func rank(f cells.Finding) string {
 	if f.Blocking {

@@ -24,7 +24,7 @@ const (
 	// viewLease is how long a view lives that nobody uses.
 	viewLease = 2 * time.Minute
 	// maxViews bounds the views of one process.
-	maxViews = 32
+	maxViews = 16
 )
 
 // request is the body of every call.

@@ -61,6 +61,9 @@ func (v *Mover) Prepare(ctx context.Context, m cells.MoveRef, src Source, progre
 }
 
 func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err error) {
+	if err := p.v.sink.Stale(ctx, p.m); err != nil {
+		return out, err
+	}
 	ours, err := p.v.sink.Survey(ctx, p.m.Tenant)
 	if err != nil {
 		return out, err

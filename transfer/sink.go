@@ -4,8 +4,10 @@ package transfer
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
 )
 
 // Sink is a cell's database as the target of a move, and as the loser of one.
@@ -13,6 +15,8 @@ import (
 type Sink interface {
 	// Survey describes the tenant's rows here.
 	Survey(ctx context.Context, tenant cells.TenantID) (Survey, error)
+	// Stale fails with [cells.ErrStaleOrder] if the fence here has passed the move.
+	Stale(ctx context.Context, m cells.MoveRef) error
 	// Import waits until no other process imports for the tenant, claims the fence
 	// closed at m.CloseEpoch() by m, and returns the import as far as it got.
 	// [cells.ErrStaleOrder] if the fence has passed that; [cells.ErrInvalid] if there
@@ -101,4 +105,13 @@ type Import interface {
 	Lock(ctx context.Context) error
 	// Close frees everything. Idempotent.
 	Close() error
+}
+
+// StaleAt reports whether a fence has passed the point at which the move may
+// import behind it; the error wraps [cells.ErrStaleOrder].
+func StaleAt(f guard.Fence, m cells.MoveRef) error {
+	if f.Epoch < m.CloseEpoch() || f.Epoch == m.CloseEpoch() && !f.Open && f.Move == m.ID {
+		return nil
+	}
+	return fmt.Errorf("%w: transfer: the fence of tenant %s at %s is at epoch %d, move %s imports at %d", cells.ErrStaleOrder, m.Tenant, m.Target, f.Epoch, m.ID, m.CloseEpoch())
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/cloister-dev/cloister/cells"
 )
 
 // applier applies changes in one transaction. Many at once first: what each key is
@@ -31,7 +33,10 @@ func (a *applier) apply(ctx context.Context, ops []op) error {
 	err := savepoint(ctx, a.tx, func() error { return a.gathered(ctx, ops) })
 	if code := sqlState(err); errors.Is(err, errOneByOne) || code == stateUnique || code == stateForeign {
 		for _, o := range ops {
-			if err := a.one(ctx, o); err != nil {
+			if err := a.one(ctx, o); sqlState(err) == stateUnique {
+				return fmt.Errorf("%w: transfer/postgres: a row of tenant %s in table %s has a value that must be unique and that another row has here: %w; if it is another tenant's, let the unique index carry %s",
+					cells.ErrInvalid, a.i.m.Tenant, o.t.Name, err, o.t.TenantColumn)
+			} else if err != nil {
 				return err
 			}
 		}

@@ -50,6 +50,18 @@ type imp struct {
 
 func importKey(tenant cells.TenantID) string { return "cell transfer import " + string(tenant) }
 
+// Stale implements transfer.Sink.
+func (s *Store) Stale(ctx context.Context, m cells.MoveRef) error {
+	f, err := s.cfg.Keeper.Fence(ctx, m.Tenant)
+	if errors.Is(err, cells.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return transfer.StaleAt(f, m)
+}
+
 // Import implements transfer.Sink.
 func (s *Store) Import(ctx context.Context, m cells.MoveRef) (transfer.Import, error) {
 	conn, err := s.pool.Acquire(ctx)

@@ -82,11 +82,15 @@ func (s *Store) surveyServer(ctx context.Context, tx pgx.Tx, out *transfer.Surve
 	var version, slots, maxSlots, senders, maxSenders int
 	var level, keep string
 	var replication, create bool
+	var old int
+	var oldest string
 	err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, current_setting('wal_level'), current_setting('max_slot_wal_keep_size'),
 		(SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int,
 		(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'), current_setting('max_wal_senders')::int,
-		(SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), has_database_privilege(current_database(), 'CREATE')`).
-		Scan(&version, &level, &keep, &slots, &maxSlots, &senders, &maxSenders, &replication, &create)
+		(SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), has_database_privilege(current_database(), 'CREATE'),
+		(SELECT count(*) FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND xact_start < now() - interval '30 seconds') + (SELECT count(*) FROM pg_prepared_xacts),
+		coalesce((SELECT 'pid ' || pid || ' of ' || coalesce(usename, '?') || ' since ' || date_trunc('second', xact_start) FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start LIMIT 1), 'prepared')`).
+		Scan(&version, &level, &keep, &slots, &maxSlots, &senders, &maxSenders, &replication, &create, &old, &oldest)
 	if err != nil {
 		return err
 	}
@@ -107,6 +111,9 @@ func (s *Store) surveyServer(ctx context.Context, tx pgx.Tx, out *transfer.Surve
 	}
 	if !create {
 		find(true, transfer.FindPrivilege, "", "the agent's role may not create a publication", "GRANT CREATE ON DATABASE ... TO the role")
+	}
+	if old > 0 {
+		find(false, transfer.FindLongTransaction, "", fmt.Sprintf("%d transactions that write have been open for long (%s): each view of the source waits for them", old, oldest), "end them before the move")
 	}
 	if keep == "-1" {
 		find(false, transfer.FindRetention, "", "max_slot_wal_keep_size is unlimited: while a move lasts the server keeps its log",
@@ -161,6 +168,18 @@ func (t *table) survey(ctx context.Context, tx pgx.Tx, tenant cells.TenantID, ca
 		if t.selfRef {
 			find(true, transfer.FindSelfReference, t.Name, "foreign keys form a circle: no order of copying satisfies them", "GRANT SET ON PARAMETER session_replication_role TO the agent's role")
 		}
+	}
+	rows, err := tx.Query(ctx, `SELECT i.indexrelid::regclass::text FROM pg_index i WHERE i.indrelid = $1 AND i.indisunique AND NOT i.indisprimary
+		AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attname = $2 AND a.attnum = ANY (i.indkey)) ORDER BY 1`, t.oid, t.TenantColumn)
+	if err != nil {
+		return info, err
+	}
+	indexes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return info, err
+	}
+	for _, n := range indexes {
+		find(false, transfer.FindUnique, t.Name, "unique index "+n+" does not carry "+t.TenantColumn+": a value may be taken by another tenant of the target", "put "+t.TenantColumn+" into the index")
 	}
 	for _, fk := range cat.loose[t.Name] {
 		find(false, transfer.FindForeignTenant, t.Name, "foreign key "+fk+" leads out of the tenant's own rows: the row it refers to may be missing at the target",

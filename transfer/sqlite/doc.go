@@ -27,9 +27,11 @@
 // the numbers of the log are in commit order.
 //
 // A difference can be applied in pieces and again: each key is set to what it is
-// at the end or removed. A row that stands in the way of a unique value has given
-// that value up in the same difference, so INSERT OR REPLACE may remove it. The
-// position is only moved with the last piece.
+// at the end, or removed. A row that stands in the way of a unique value has given
+// that value up in the same difference; rows that stand in each other's way are put
+// aside until the rest is applied. Nothing is ever replaced but by its key, since a
+// row with the same unique value may be another tenant's. The position is only
+// moved with the last piece.
 //
 // # Views
 //

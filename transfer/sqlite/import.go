@@ -9,7 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
+
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/transfer"
@@ -37,6 +41,8 @@ type imp struct {
 	pending []change
 	upto    transfer.Position
 	whole   bool
+	// late are rows whose unique values another row still has, which changes too.
+	late []change
 }
 
 // change is a row as it shall be, or a key that shall be gone.
@@ -44,6 +50,18 @@ type change struct {
 	t   *table
 	key []any
 	row []any // nil when gone
+}
+
+// Stale implements transfer.Sink.
+func (s *Store) Stale(ctx context.Context, m cells.MoveRef) error {
+	f, err := s.cfg.Keeper.Fence(ctx, m.Tenant)
+	if errors.Is(err, cells.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return transfer.StaleAt(f, m)
 }
 
 // Import implements transfer.Sink.
@@ -213,7 +231,10 @@ func (i *imp) Copy(ctx context.Context, b transfer.Batch) error {
 	}
 	start := time.Now()
 	err = i.tx(ctx, func(tx *sql.Tx, st *transfer.State) error {
-		if err := t.putAll(ctx, tx, rows); err != nil {
+		if err := t.putAll(ctx, tx, rows); isUnique(err) {
+			return fmt.Errorf("%w: transfer/sqlite: a row of tenant %s in table %s has a value that must be unique and that another row has here: %w; let the unique index carry %s",
+				cells.ErrInvalid, i.m.Tenant, t.Name, err, t.TenantColumn)
+		} else if err != nil {
 			return err
 		}
 		ts := st.Tables[b.Table]
@@ -342,17 +363,22 @@ func (i *imp) Commit(ctx context.Context) error {
 // write makes the pending changes durable. Without a position they are a part of
 // something: after a crash all of it is read again, and ends the same.
 func (i *imp) write(ctx context.Context, pos transfer.Position) error {
+	var late []change
 	err := i.tx(ctx, func(tx *sql.Tx, st *transfer.State) error {
+		late = append(late[:0], i.late...)
 		put, del, note := stmts{tx: tx}, stmts{tx: tx}, stmts{tx: tx}
 		defer put.close()
 		defer del.close()
 		defer note.close()
+		gone := func(c change) error {
+			return del.exec(ctx, c.t.remove(), append([]any{string(i.m.Tenant)}, c.key...)...)
+		}
 		for _, c := range i.pending {
 			var err error
 			if c.row == nil {
-				err = del.exec(ctx, c.t.remove(), append([]any{string(i.m.Tenant)}, c.key...)...)
-			} else {
-				err = put.exec(ctx, c.t.put(1), c.row...)
+				err = gone(c)
+			} else if err = put.exec(ctx, c.t.put(1), c.row...); isUnique(err) {
+				late, err = append(late, c), nil
 			}
 			if err != nil {
 				return err
@@ -360,26 +386,59 @@ func (i *imp) write(ctx context.Context, pos transfer.Position) error {
 			if st.Verified == "" {
 				continue
 			}
-			key, err := appendValues(nil, c.key)
+			key, err := appendValues([]byte{}, c.key)
 			if err != nil {
 				return err
 			}
-			if err := note.exec(ctx, "INSERT OR IGNORE INTO cell_transfer_touched (move, tbl, key) VALUES (?, ?, ?)", string(i.m.ID), c.t.Name, append([]byte{}, key...)); err != nil {
+			if err := note.exec(ctx, "INSERT OR IGNORE INTO cell_transfer_touched (move, tbl, key) VALUES (?, ?, ?)", string(i.m.ID), c.t.Name, key); err != nil {
 				return err
 			}
 		}
-		if pos != "" {
-			st.Applied = pos
+		if pos == "" {
+			return nil
 		}
-		return nil
+		st.Applied = pos
+		return i.settle(ctx, late, gone, func(c change) error { return put.exec(ctx, c.t.put(1), c.row...) })
 	})
 	if err != nil {
 		return err
 	}
-	if i.pending = i.pending[:0]; pos != "" {
-		i.upto = ""
+	if i.pending, i.late = i.pending[:0], late; pos != "" {
+		i.upto, i.late = "", nil
 	}
 	return nil
+}
+
+// settle writes the rows that stood in each other's way, once all else is as it
+// shall be: first none of them is there, then all are.
+func (i *imp) settle(ctx context.Context, late []change, gone, put func(change) error) error {
+	// Of several changes of one key the last one counts.
+	last := map[string]int{}
+	for n, c := range late {
+		key, err := appendValues([]byte(c.t.Name+"\x00"), c.key)
+		if err != nil {
+			return err
+		}
+		last[string(key)] = n
+		if err := gone(c); err != nil {
+			return err
+		}
+	}
+	for _, n := range slices.Sorted(maps.Values(last)) {
+		c := late[n]
+		if err := put(c); isUnique(err) {
+			return fmt.Errorf("%w: transfer/sqlite: a row of tenant %s in table %s has a value that must be unique and that another row has here: %w; if it is another tenant's, let the unique index carry %s",
+				cells.ErrInvalid, i.m.Tenant, c.t.Name, err, c.t.TenantColumn)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func isUnique(err error) bool {
+	var e *sqlite.Error
+	return errors.As(err, &e) && e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE
 }
 
 // stmts keeps the statement that was used last.
@@ -409,7 +468,7 @@ func (s *stmts) close() {
 	}
 }
 
-func (i *imp) Abort() { i.pending, i.upto, i.whole = nil, "", false }
+func (i *imp) Abort() { i.pending, i.late, i.upto, i.whole = nil, nil, "", false }
 
 func (i *imp) Digests(ctx context.Context, sets []transfer.KeySet) (out []transfer.Digest, err error) {
 	err = i.s.reading(ctx, func(tx *sql.Tx) error {

@@ -154,6 +154,13 @@ func (t *table) survey(ctx context.Context, tx *sql.Tx, tenant cells.TenantID) (
 		find(false, transfer.FindForeignTenant, "a foreign key to "+r+" does not carry "+t.TenantColumn+": the row it refers to may stay behind",
 			"put "+t.TenantColumn+" into the foreign key, or keep the same rows of "+r+" in every cell")
 	}
+	indexes, err := texts(ctx, tx, `SELECT l.name FROM pragma_index_list(?1) AS l WHERE l."unique" = 1 AND NOT EXISTS (SELECT 1 FROM pragma_index_info(l.name) AS i WHERE i.name = ?2)`, t.Name, t.TenantColumn)
+	if err != nil {
+		return info, nil, err
+	}
+	for _, n := range indexes {
+		find(false, transfer.FindUnique, "unique index "+n+" does not carry "+t.TenantColumn+": a value may be taken by another tenant of the target", "put "+t.TenantColumn+" into the index")
+	}
 	return info, out, nil
 }
 

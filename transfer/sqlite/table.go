@@ -176,11 +176,16 @@ func (t *table) byKey() string {
 	return b.String()
 }
 
-// put inserts n rows, or replaces those with the same key (and, since a row that
-// has lost a unique value to another one has changed itself, those that stand in the way).
+// put inserts n rows, over those with the same key. Nothing else is replaced: a row
+// that stands in the way of a unique value may be another tenant's.
 func (t *table) put(n int) string {
 	row := "(" + marks(len(t.cols)) + ")"
-	return fmt.Sprintf("INSERT OR REPLACE INTO %s (%s) VALUES %s", quote(t.Name), quoted("", t.names()), strings.TrimSuffix(strings.Repeat(row+", ", n), ", "))
+	sets := make([]string, len(t.cols))
+	for i, c := range t.cols {
+		sets[i] = quote(c.name) + " = excluded." + quote(c.name)
+	}
+	return fmt.Sprintf("INSERT INTO %s (%s) VALUES %s ON CONFLICT (%s) DO UPDATE SET %s", quote(t.Name), quoted("", t.names()),
+		strings.TrimSuffix(strings.Repeat(row+", ", n), ", "), quoted("", t.key), strings.Join(sets, ", "))
 }
 
 func (t *table) remove() string {

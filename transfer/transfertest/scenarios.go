@@ -412,11 +412,13 @@ func testLateImport(tb TB, h Harness) {
 		w.must(err)
 		view, err := w.a.Source().View(ctx, m)
 		w.must(err)
+		tb.Cleanup(func() { _ = view.Close() })
 		var old []transfer.Batch
 		w.must(view.Rows(ctx, "item", nil, func(b transfer.Batch) error { old = append(old, b); return nil }))
 		w.must(view.Close())
 		sleeper, err := w.b.Sink().Import(ctx, m)
 		w.must(err)
+		tb.Cleanup(func() { _ = sleeper.Close() })
 		w.must(sleeper.Unlock(ctx))
 		if finished {
 			_, err = w.cut(v, m, w.a.Source())
@@ -443,6 +445,9 @@ func testLateImport(tb TB, h Harness) {
 		w.wantErr("late prepare", err, cells.ErrStaleOrder)
 		_, err = v.Finish(ctx, m, w.a.Source(), nil)
 		w.wantErr("late finish", err, cells.ErrStaleOrder)
+		w.must(w.b.Sink().Sweep(ctx))
+		_, err = v.Prepare(ctx, m, w.a.Source(), nil)
+		w.wantErr("prepare after the sweep", err, cells.ErrStaleOrder)
 		w.equal("rows after late imports", want, w.dump(w.b))
 	}
 }
