@@ -154,7 +154,9 @@ func (s *Service) fail(w http.ResponseWriter, r *http.Request, err error) {
 		}
 		cells.WriteProblem(w, r, answer)
 		return
-	case errors.Is(err, cells.ErrUnavailable):
+	case errors.Is(err, guard.ErrCommitUnknown):
+		p.Title, p.Code = "the write may have been made or not; read before you repeat it", "OUTCOME_UNKNOWN"
+	case guard.NothingWritten(err) && errors.Is(err, cells.ErrUnavailable):
 		cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeBackendUnavailable, Detail: "the cell's database did not answer", Err: err})
 		return
 	case r.Context().Err() != nil:
