@@ -52,10 +52,14 @@ func (l *lines) write(line StepLine) {
 	l.last = time.Now()
 }
 
-// progress keeps the newest progress for the next line.
+// progress keeps the newest progress for the next line; the last of each phase is
+// always written, since its numbers are what the phase came to.
 func (l *lines) progress(p cells.Progress) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.pending != nil && l.pending.Phase != p.Phase {
+		l.write(StepLine{Progress: l.pending})
+	}
 	l.pending = &p
 }
 
@@ -73,7 +77,7 @@ func (l *lines) tick() {
 }
 
 // stream makes a handler of a step that reports progress: lines of StepLine, at
-// most one in progressEvery, the last with the result or the error.
+// most one in progressEvery and phase, the last with the result or the error.
 func stream[In any](m *Member, name string, do func(context.Context, In, func(cells.Progress)) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		in, ok := begin[In](w, r)
