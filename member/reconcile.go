@@ -185,9 +185,33 @@ func (m *Member) openForAdmission(ctx context.Context, o cells.FenceOrder) error
 	case <-ctx.Done():
 		return fmt.Errorf("%w: the fences are not reconciled yet", cells.ErrUnavailable)
 	}
-	err := m.opts.store.Keeper.OpenFence(ctx, o)
+	// Nearly always the driver of the move, or another process, was here before.
+	f, err := m.opts.store.Keeper.Fence(ctx, o.Tenant)
+	if err == nil && f.Open && f.Epoch == o.Epoch {
+		return nil
+	}
+	if err != nil && !errors.Is(err, cells.ErrNotFound) {
+		return err
+	}
+	err = m.openFence(ctx, o)
 	m.metrics.fenced("admission", "open", err)
 	return err
+}
+
+// openFence opens a fence as a driver does: first the tenant's events start after
+// the mark that the route records, then writes are let in. Without the first a
+// cell that was opened by its own process could number an event twice.
+func (m *Member) openFence(ctx context.Context, o cells.FenceOrder) error {
+	var mark cells.EventSeq
+	if r := m.router.Lookup(o.Tenant).Route; r.CellID == m.cfg.Cell && r.Epoch == o.Epoch {
+		mark = r.EventMark
+	}
+	k := m.opts.store.Keeper
+	b := cells.BarrierOrder{Cell: o.Cell, Tenant: o.Tenant, Epoch: o.Epoch, Move: o.Move}
+	if err := k.StartEvents(ctx, b, mark); err != nil {
+		return err
+	}
+	return k.OpenFence(ctx, o)
 }
 
 const (
@@ -339,7 +363,7 @@ func (m *Member) reconcileTenant(ctx context.Context, tenant cells.TenantID) err
 		if v == fenceBehind {
 			op := "close"
 			if c.open {
-				op, err = "open", k.OpenFence(ctx, c.order)
+				op, err = "open", m.openFence(ctx, c.order)
 			} else {
 				err = k.CloseFence(ctx, c.order)
 			}
