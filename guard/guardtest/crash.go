@@ -64,7 +64,8 @@ func testRelayCrash(e *env) {
 		return
 	}
 	tenant := newTenant()
-	e.open(tenant, 1)
+	epoch := cells.Epoch(1)
+	e.open(tenant, epoch)
 	const each = 4
 	r := &receiver{}
 	srv := httptest.NewServer(r)
@@ -75,7 +76,7 @@ func testRelayCrash(e *env) {
 		r.hold = hold
 		before := len(r.got)
 		r.mu.Unlock()
-		e.emit(e.a, tenant, 1, each)
+		e.emit(e.a, tenant, epoch, each)
 		child := e.h.Child(e.db, srv.URL)
 		if err := child.Start(); err != nil {
 			e.Fatalf("start a relaying process: %v", err)
@@ -95,6 +96,19 @@ func testRelayCrash(e *env) {
 		_ = ended.wait(e, "the child")
 		if hold != nil {
 			close(hold)
+		}
+		if round == 0 {
+			// A process that has died does not hold up a move.
+			order := cells.BarrierOrder{Tenant: tenant, Epoch: epoch + 1, Move: "m"}
+			e.close(tenant, order.Epoch)
+			mark, err := e.b.PauseEvents(e.ctx, order)
+			if err != nil || mark != each {
+				e.Errorf("pause after a crash: %d, %v, want %d", mark, err, each)
+			}
+			order.Epoch++
+			e.must(e.b.StartEvents(e.ctx, order, mark), "start")
+			epoch = order.Epoch
+			e.open(tenant, epoch)
 		}
 	}
 	r.mu.Lock()

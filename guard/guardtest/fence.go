@@ -76,7 +76,7 @@ func testOldSnapshot(e *env, iso string) {
 	closing := async(func() error {
 		return e.b.CloseFence(e.ctx, cells.FenceOrder{Tenant: tenant, Epoch: 2, Move: "m"})
 	})
-	if closing.ended(time.Second) {
+	if closing.ended(5 * blocked) {
 		e.must(closing.err, "close")
 		before := e.state(tenant)
 		err := write(e.ctx, tx, tenant, 1, "late")
@@ -218,7 +218,7 @@ func testSavepoint(e *env, iso string) {
 		}
 		return err
 	})
-	closed := closing.ended(10 * blocked)
+	closed := closing.ended(5 * blocked)
 	err := put(e.ctx, tx, tenant, "after", "v")
 	if err == nil {
 		err = tx.Commit(e.ctx)

@@ -50,7 +50,7 @@ const ChildSecret = "guardtest-guardtest-guardtest"
 // Database is one cell's database.
 type Database interface {
 	// Process returns a guard with its own pool of connections, as a further
-	// process of the cell would have. Its orders wait at least 5 s.
+	// process of the cell would have. Its orders wait at least 15 s.
 	Process(ctx context.Context) (Process, error)
 	Close()
 }

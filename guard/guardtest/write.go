@@ -143,7 +143,7 @@ func testImports(e *env, iso string) {
 	opened := async(func() error {
 		return e.b.OpenFence(e.ctx, cells.FenceOrder{Tenant: tenant, Epoch: 3, Floor: 3})
 	})
-	if opened.ended(10 * blocked) {
+	if opened.ended(5 * blocked) {
 		e.must(opened.err, "open")
 		err := late.AdmitClosed(e.ctx, tenant, 2, "m")
 		if err == nil {

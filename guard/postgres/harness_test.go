@@ -81,7 +81,10 @@ func harness(t testing.TB, useSQL bool, change func(ctx context.Context, pool *p
 		Isolations: []string{"read-committed", "repeatable-read", "serializable"},
 		Child:      relayChild,
 		Open: func(ctx context.Context) (guardtest.Database, error) {
-			d := &database{schema: fmt.Sprint("s", schemas.Add(1)), useSQL: useSQL}
+			d := &database{schema: fmt.Sprint("s", schemas.Add(1)), useSQL: useSQL, lockWait: 15 * time.Second}
+			if change != nil {
+				d.lockWait = 2 * time.Second // a broken one may wait in vain
+			}
 			d.url = shared + "&search_path=" + d.schema
 			pool, err := pgxpool.New(ctx, d.url)
 			if err != nil {
@@ -115,6 +118,7 @@ var schemas atomic.Int64
 type database struct {
 	url, schema string
 	useSQL      bool
+	lockWait    time.Duration
 }
 
 func (d *database) Close() {}
@@ -122,7 +126,7 @@ func (d *database) Close() {}
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 func (d *database) Process(ctx context.Context) (guardtest.Process, error) {
-	opts := []postgres.Option{postgres.WithSchema(d.schema), postgres.WithPoll(100 * time.Millisecond), postgres.WithLockWait(5 * time.Second), postgres.WithLogger(quiet)}
+	opts := []postgres.Option{postgres.WithSchema(d.schema), postgres.WithPoll(100 * time.Millisecond), postgres.WithLockWait(d.lockWait), postgres.WithLogger(quiet)}
 	cfg, err := pgxpool.ParseConfig(d.url)
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ func TestConformanceRollbackJournal(t *testing.T) {
 	h := harness("DELETE")
 	// An exclusive transaction would keep the suite from reading as well.
 	h.Isolations = []string{"immediate", "deferred"}
-	h.Interleavings = 50
+	h.Interleavings = 30
 	h.Only = []string{"admit", "old-snapshot", "in-flight", "paused-writer", "late-writer", "savepoint", "epoch-zero", "imports", "gapless", "interleavings", "relay-pause"}
 	guardtest.Run(guardtest.Wrap(t), h)
 }

@@ -121,7 +121,7 @@ func (d *database) Process(context.Context) (guardtest.Process, error) {
 			return nil, err
 		}
 		p.dbs[kind] = db
-		if p.guards[kind], err = sqlite.New(db, append([]sqlite.Option{sqlite.WithPoll(50 * time.Millisecond), sqlite.WithLogger(quiet), sqlite.WithLockWait(5 * time.Second)}, d.opts...)...); err != nil {
+		if p.guards[kind], err = sqlite.New(db, append([]sqlite.Option{sqlite.WithPoll(50 * time.Millisecond), sqlite.WithLogger(quiet), sqlite.WithLockWait(15 * time.Second)}, d.opts...)...); err != nil {
 			return nil, err
 		}
 	}
