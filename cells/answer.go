@@ -5,7 +5,9 @@ package cells
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -83,6 +85,9 @@ var codeTable = map[Code]codeInfo{
 	CodeConflict:             {http.StatusConflict, codes.FailedPrecondition, false, "the request contradicts what is stored"},
 	CodeBudgetExceeded:       {http.StatusConflict, codes.FailedPrecondition, false, "the tenant's unavailability budget does not allow it"},
 }
+
+// Codes returns the closed list, in alphabetical order. The caller owns it.
+func Codes() []Code { return slices.Sorted(maps.Keys(codeTable)) }
 
 // HTTPStatus returns the status that the code travels with; 500 for a code
 // outside the list.
