@@ -54,6 +54,9 @@ type last struct {
 	key   []string
 	row   []value // whole
 	patch []value // some values unchanged
+	// fresh: an older row with the key must go first, since it has a column that
+	// cannot be updated (GENERATED ALWAYS AS IDENTITY).
+	fresh bool
 }
 
 // gather reduces the changes to the last state of each key, by table.
@@ -83,11 +86,12 @@ func gather(ops []op) (map[*table][]*last, error) {
 			l := get(o.t, o.key)
 			switch {
 			case o.whole():
-				*l = last{key: o.key, row: o.row}
+				gone := was != nil && was.row == nil && was.patch == nil
+				*l = last{key: o.key, row: o.row, fresh: o.t.alwaysData && (gone || l.fresh)}
 			case o.kind == opInsert, was != nil && was.row == nil && was.patch == nil:
 				return nil, errOneByOne
 			case was != nil && was.row != nil:
-				*l = last{key: o.key, row: merge(o.row, was.row)}
+				*l = last{key: o.key, row: merge(o.row, was.row), fresh: was.fresh}
 			case was != nil:
 				*l = last{key: o.key, patch: merge(o.row, was.patch)}
 			default:
@@ -105,9 +109,6 @@ func gather(ops []op) (map[*table][]*last, error) {
 			*get(o.t, o.old) = last{key: o.old}
 			*get(o.t, o.key) = last{key: o.key, row: row}
 		default:
-			return nil, errOneByOne
-		}
-		if o.t.generatedIdent {
 			return nil, errOneByOne
 		}
 	}
@@ -132,15 +133,22 @@ func (a *applier) gathered(ctx context.Context, ops []op) error {
 	}
 	for _, t := range a.i.cat.tables {
 		var rows [][]value
+		var stale [][]string
 		patches := map[string][]*last{}
 		for _, l := range all[t] {
 			switch {
 			case l.row != nil:
 				rows = append(rows, l.row)
+				if l.fresh {
+					stale = append(stale, l.key)
+				}
 			case l.patch != nil:
 				m := mask(l.patch)
 				patches[m] = append(patches[m], l)
 			}
+		}
+		if err := a.remove(ctx, t, stale); err != nil {
+			return err
 		}
 		if err := a.put(ctx, t, rows); err != nil {
 			return err

@@ -351,7 +351,8 @@ func (r *reader) relation(msg *pglogrepl.RelationMessage) error {
 		}
 	}
 	if rel.t == nil {
-		return fmt.Errorf("%w: transfer/postgres: changes of table %s.%s, which is not listed", cells.ErrInvalid, msg.Namespace, msg.RelationName)
+		// The server describes partitions too; changes come as those of their root.
+		return nil
 	}
 	find := func(name string) (int, error) {
 		at := slices.IndexFunc(msg.Columns, func(c *pglogrepl.RelationMessageColumn) bool { return c.Name == name })
@@ -382,7 +383,7 @@ func (r *reader) relation(msg *pglogrepl.RelationMessage) error {
 func (r *reader) change(ctx context.Context, id uint32, kind byte, old, row *pglogrepl.TupleData) error {
 	rel := r.rels[id]
 	if rel == nil {
-		return fmt.Errorf("%w: transfer/postgres: changes of an unknown relation %d", cells.ErrInvalid, id)
+		return fmt.Errorf("%w: transfer/postgres: changes of relation %d, which is not listed", cells.ErrInvalid, id)
 	}
 	at := len(r.buf)
 	if r.in != rel.t {

@@ -32,6 +32,7 @@ type table struct {
 	rowSecurity    bool
 	owned          bool
 	generatedIdent bool // a column is GENERATED ALWAYS AS IDENTITY
+	alwaysData     bool // and it is no part of the key
 }
 
 type column struct {
@@ -140,6 +141,7 @@ func (t *table) loadColumns(ctx context.Context, q querier) error {
 			continue
 		}
 		t.generatedIdent = t.generatedIdent || c.always
+		t.alwaysData = t.alwaysData || c.always && !slices.Contains(t.key, c.name)
 		t.cols = append(t.cols, c)
 	}
 	for _, k := range t.key {
