@@ -96,10 +96,13 @@ func TestEventsThroughMoves(t *testing.T) {
 		}()
 		from, to := cells.CellID("a"), cells.CellID("b")
 		for i := range 4 {
+			mu.Lock()
+			before := seen[string(from)]
+			mu.Unlock()
 			f.wait(func() bool {
 				mu.Lock()
 				defer mu.Unlock()
-				return seen[string(from)] > 3*i
+				return seen[string(from)] > before+3
 			}, "%s: events from %s", name, from)
 			f.move("acme", from, to)
 			f.wait(func() bool {
