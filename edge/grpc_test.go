@@ -407,3 +407,17 @@ func TestGRPCShutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// An answer that is only trailers arrives as one, every time.
+func TestGRPCTrailersOnly(t *testing.T) {
+	f, cc := grpcFleet(t, fleetOptions{})
+	f.place("acme", "a")
+	for range 300 {
+		ctx, cancel := callCtx(t, "acme", "")
+		err := cc.Invoke(ctx, "/test.Echo/Nope", wrapperspb.String("x"), new(wrapperspb.StringValue))
+		cancel()
+		if status.Code(err) != codes.Unimplemented {
+			t.Fatal(err)
+		}
+	}
+}

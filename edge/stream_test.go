@@ -330,3 +330,21 @@ func TestCutAnswerIsSeen(t *testing.T) {
 		}
 	}
 }
+
+// After an answer that came before the end of the request, what is left of the
+// request is not taken for another one.
+func TestEarlyAnswerClosesTheConnection(t *testing.T) {
+	f := newFleet(t, fleetOptions{handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Was", r.Header.Get("X-Op"))
+		w.WriteHeader(http.StatusForbidden)
+	})})
+	f.place("acme", "a")
+	r := f.raw("POST / HTTP/1.1\nHost: h\nX-Tenant: acme\nX-Op: 1\nTransfer-Encoding: chunked\n\n5\nhello\n")
+	if r.StatusCode != 403 || !r.Close || r.Header.Get("X-Was") != "1" {
+		t.Fatalf("%s close=%v", r.Status, r.Close)
+	}
+	r = f.raw("POST / HTTP/1.1\nHost: h\nX-Tenant: acme\nX-Op: 2\nContent-Length: 5\n\nhello")
+	if r.StatusCode != 403 || r.Close {
+		t.Fatalf("a request that was whole: %s close=%v", r.Status, r.Close)
+	}
+}
