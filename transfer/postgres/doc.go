@@ -1,4 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package postgres moves tenants between Postgres databases. Its doc follows.
+// Package postgres moves tenants between Postgres databases: a [Store] is one
+// cell's database as the source and as the target of package transfer. It needs
+// Postgres 15 or later.
+//
+// The database itself is authoritative for everything: captures, and how far an
+// import is, are tables (transfer_*) in the guard's schema, and change in the same
+// transactions as the rows.
+//
+// # Capture
+//
+// Begin makes a publication of the listed tables, with a row filter on the tenant,
+// and a logical slot with pgoutput. Both are named by a hash of the database and
+// the move. The slot keeps the server's log from being removed until the target
+// has applied it; its position moves only with what the target says is durable. A
+// slot whose row is missing was left by a crash, and is made anew; so is a slot
+// that the server has dropped or invalidated, with another first position.
+//
+// # Views and positions
+//
+// A position is an LSN. A view is made by a temporary logical slot: the server
+// exports the snapshot that belongs to the slot's consistent point C. Decoding from
+// C yields exactly the transactions whose commit record begins at or after C; the
+// snapshot shows exactly those before. So the changes "up to the view" are the
+// transactions with a commit record before C, and the stream is cut there, not
+// where a clock or a guess says.
+//
+// The end of a stretch is found by a message in the log (pg_logical_emit_message),
+// written behind the view, in a transaction of its own: its commit flushes the log,
+// which wakes the server's sender. Nothing waits for a timer. The mark of the cut is
+// found in the same way: the message is written when the fence is closed and the
+// tenant's events are paused, so nothing of the tenant commits behind it.
+//
+// Making a slot waits for the transactions that are open and have written, in the
+// whole server. A preflight names those that have been open for long.
+//
+// # Import
+//
+// Rows of a copy travel as COPY writes them, in text, and are read by COPY: first
+// directly, and if a row is there already, through a temporary table and INSERT ...
+// ON CONFLICT. Changes are gathered, many transactions in one: what each key is at
+// the end is written by a few statements for each table, upserts in the order of
+// references, then deletes in the reverse order. If a unique or a foreign key does not
+// allow that order, the same changes are applied one after the other in the
+// source's order, which it does allow. Deferrable constraints are deferred.
+//
+// A transaction that is too large to gather is applied in parts inside one
+// transaction of the target.
+//
+// session_replication_role is left alone, except where it must not be: if foreign
+// keys form a circle, or the service has triggers that would run on imported rows.
+// Then the agent's role needs the right to set it, and a preflight says so. The
+// guard's own triggers run always.
+//
+// All values are text. The store's connections set what text depends on (dates,
+// time zone, float digits, bytea), so that both sides read and hash the same.
+//
+// Processes take turns by an advisory lock of the session that writes: who loses
+// the lock has lost the connection. A generation number in the import's row refuses
+// one that has been overtaken all the same. Whoever asks for the changes gets the
+// slot: a reader in the same process is ended, one in another process terminated.
+//
+// # Failures
+//
+// A lost connection, a deadlock, a server that shuts down are [cells.ErrUnavailable];
+// the step is tried again. A value that must be unique and belongs to another
+// tenant at the target is [cells.ErrInvalid]: the move cannot succeed. A table that
+// changes its shape during a move ends the reader; the next one reads the new shape,
+// and the comparison of both sides decides.
 package postgres

@@ -160,6 +160,7 @@ func (t *table) survey(ctx context.Context, tx pgx.Tx, tenant cells.TenantID, ca
 	}
 	if t.rowSecurity {
 		find(true, transfer.FindPrivilege, t.Name, "row level security may hide rows from the agent", "ALTER ROLE ... BYPASSRLS")
+		return info, nil
 	}
 	if !cat.mayReplica {
 		for _, g := range t.triggers {

@@ -226,7 +226,7 @@ func columnsOf(keys [][]string, n int) []any {
 // does not matter. Text is exact: floats in their shortest form that reads back,
 // numerics with their scale, NULL apart from ”.
 func (t *table) digestSQL(from string) string {
-	return fmt.Sprintf(`SELECT count(*), coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint::numeric), 0)::text, coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint::numeric), 0)::text
+	return fmt.Sprintf(`SELECT count(*), coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint), 0)::text, coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint), 0)::text
 		FROM (SELECT md5(ROW(%s)::text) AS h FROM %s) AS d`, list(t.names(), ", ", func(_ int, n string) string { return "t." + ident(n) }), from)
 }
 
