@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,11 +130,11 @@ func TestRefusedIsNotSentAndShunned(t *testing.T) {
 // method, on new connections and on used ones.
 func TestBrokenIsSent(t *testing.T) {
 	kill := make(chan bool, 1)
-	got := 0
+	var got atomic.Int64
 	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		if <-kill {
-			got++
+			got.Add(1)
 			c, _, err := http.NewResponseController(w).Hijack()
 			if err == nil {
 				c.Close()
@@ -156,11 +157,11 @@ func TestBrokenIsSent(t *testing.T) {
 			kill <- true
 			c := call(t, method, nil)
 			c.Request.Header.Set("Idempotency-Key", "x")
-			before := got
+			before := got.Load()
 			_, err := p.Send(t.Context(), "a", up.URL, c)
 			var unsent *NotSentError
-			if err == nil || errors.As(err, &unsent) || got != before+1 {
-				t.Fatalf("%s warm=%v: %v, ran %d times", method, warm, err, got-before)
+			if err == nil || errors.As(err, &unsent) || got.Load() != before+1 {
+				t.Fatalf("%s warm=%v: %v, ran %d times", method, warm, err, got.Load()-before)
 			}
 			p.Close()
 		}
