@@ -197,8 +197,7 @@ func (p *plane) serve(t *testing.T, cell cells.CellID, file string) *service {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.stop)
-	waitReady(t, s.m)
-	p.waitBeat(t, string(cell), func(h Heartbeat) bool { return h.Instance == s.m.cfg.Instance && h.Ready })
+	p.ready(t, s.m)
 	return s
 }
 

@@ -20,6 +20,7 @@ type memKeeper struct {
 	installed []guard.Table
 	orders    []string
 	fail      error // returned by every method while set
+	failed    int   // how often it was
 	onClose   func(context.Context, cells.FenceOrder) error
 }
 
@@ -87,6 +88,7 @@ func (k *memKeeper) Fence(_ context.Context, t cells.TenantID) (guard.Fence, err
 	f, ok := k.rows[t]
 	switch {
 	case k.fail != nil:
+		k.failed++
 		return f, k.fail
 	case !ok:
 		return f, cells.ErrNotFound

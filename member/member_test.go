@@ -169,7 +169,7 @@ func TestStatelessHasGatesOnly(t *testing.T) {
 	route := p.put(t, active("t1", "a", 1))
 	cfg := p.config(t, "a")
 	m := p.join(t, cfg)
-	waitReady(t, m)
+	p.ready(t, m)
 	if w := do(m.Handler(hello), request("t1", "a", 1)); w.Code != 200 {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
@@ -219,7 +219,9 @@ func TestFencesAreReconciledBeforeReady(t *testing.T) {
 	} {
 		k.set(f)
 	}
-	m := p.join(t, p.config(t, "a"), WithStore(store(k, nil)))
+	cfg := p.config(t, "a")
+	cfg.DefaultCell = "a"
+	m := p.join(t, cfg, WithStore(store(k, nil)))
 	eventually(t, "a reason", func() bool { _, why := m.Ready(); return strings.Contains(why, "routes") })
 	srv := m.Handler(hello)
 	if w := do(srv, request("here", "a", 5)); w.Code != 503 || w.Header().Get(cells.HeaderAnswer) != string(cells.CodeBackendUnavailable) {
@@ -234,6 +236,11 @@ func TestFencesAreReconciledBeforeReady(t *testing.T) {
 	k.setFail(fmt.Errorf("%w: the database is down", cells.ErrUnavailable))
 	p.up()
 	eventually(t, "a reason", func() bool { _, why := m.Ready(); return strings.Contains(why, "the database is down") })
+	// The routes are known now. One of the default cell's guests needs no fence to be
+	// opened, and waits all the same.
+	if w := do(srv, request("guest", "a", 0)); w.Header().Get(cells.HeaderAnswer) != string(cells.CodeBackendUnavailable) {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
 	k.setFail(nil)
 	waitReady(t, m)
 	for tenant, want := range map[cells.TenantID]guard.Fence{
@@ -263,7 +270,7 @@ func TestFencesFollowTheRoutes(t *testing.T) {
 	// The store fails for a while.
 	k.setFail(cells.ErrUnavailable)
 	p.put(t, active("t", "a", 7))
-	eventually(t, "the view has it", func() bool { return m.Router().Lookup("t").Route.Epoch == 7 })
+	eventually(t, "a failure", func() bool { k.mu.Lock(); defer k.mu.Unlock(); return k.failed > 0 })
 	k.setFail(nil)
 	eventually(t, "open at 7", func() bool { f, _ := k.get("t"); return f.Open && f.Epoch == 7 })
 }

@@ -250,6 +250,13 @@ func waitReady(t testing.TB, m *Member) {
 	}
 }
 
+// ready waits until the member is ready and the control plane knows it.
+func (p *plane) ready(t testing.TB, m *Member) {
+	t.Helper()
+	waitReady(t, m)
+	p.waitBeat(t, "ready", func(h Heartbeat) bool { return h.Instance == m.cfg.Instance && h.Ready })
+}
+
 // eventually polls ok until it holds.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
