@@ -32,6 +32,9 @@ const schemaVersion = 1
 // [cells.ErrInvalid] when a table is missing, or its tenant column is missing, is no
 // text or is no part of the primary key.
 func (c *core) Install(ctx context.Context, tables []guard.Table) error {
+	if err := c.offSearchPath(ctx); err != nil {
+		return err
+	}
 	if err := c.installSchema(ctx); err != nil {
 		return fmt.Errorf("guard/postgres: install schema %s: %w", c.schema, err)
 	}
@@ -46,6 +49,24 @@ func (c *core) Install(ctx context.Context, tables []guard.Table) error {
 		if err := c.protect(ctx, t); err != nil {
 			return fmt.Errorf("guard/postgres: protect table %s: %w", t.Name, err)
 		}
+	}
+	return nil
+}
+
+// offSearchPath refuses a schema that names without a schema are looked up in. A
+// role of the same name has it on its path by default: the service's tables are
+// made in public before the guard is installed, and a second, empty set of them in
+// the guard's schema the next time.
+func (c *core) offSearchPath(ctx context.Context) error {
+	var on bool
+	err := c.b.row(ctx, `SELECT EXISTS (SELECT FROM unnest(string_to_array(current_setting('search_path'), ',')) AS p
+		WHERE replace(btrim(p, ' "'), '$user', current_user) = $1)`, []any{c.schema}, &on)
+	if err != nil {
+		return fmt.Errorf("guard/postgres: reading the search path: %w", unavailable(err))
+	}
+	if on {
+		return fmt.Errorf("%w: guard/postgres: schema %q is on the search path of this role, so the service's own tables could land in it; connect as a role of another name, take the schema off the path, or choose another with WithSchema",
+			cells.ErrInvalid, c.schema)
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	}
 	data := filepath.Join(o.Dir, "data")
 	if _, err := os.Stat(filepath.Join(data, "PG_VERSION")); errors.Is(err, fs.ErrNotExist) {
-		cmd := c.command(ctx, "initdb", "-D", data, "-U", "cell", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
+		cmd := c.command(ctx, "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("initdb: %w: %s", err, bytes.TrimSpace(out))
 		}
@@ -153,9 +153,9 @@ func (c *Cluster) Restart(ctx context.Context) error {
 	}
 }
 
-// URL returns the connection string of a database, as the superuser "cell".
+// URL returns the connection string of a database, as the superuser "postgres".
 func (c *Cluster) URL(database string) string {
-	u := url.URL{Scheme: "postgres", User: url.User("cell"), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Port)), Path: database, RawQuery: "sslmode=disable"}
+	u := url.URL{Scheme: "postgres", User: url.User("postgres"), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Port)), Path: database, RawQuery: "sslmode=disable"}
 	return u.String()
 }
 

@@ -276,7 +276,7 @@ func (e *env) cellOf(tenant string) cells.CellID {
 func mustBeClean(t *testing.T, who string, tally load.Tally, failuresAllowed bool) {
 	t.Helper()
 	if tally.Lost+tally.Duplicated+tally.Phantom > 0 {
-		t.Errorf("%s: %d lost, %d duplicated, %d phantom of %d writes", who, tally.Lost, tally.Duplicated, tally.Phantom, tally.Writes)
+		t.Errorf("%s: %d lost, %d duplicated, %d phantom of %d writes; first: %s", who, tally.Lost, tally.Duplicated, tally.Phantom, tally.Writes, tally.FirstLoss)
 	}
 	if !failuresAllowed && tally.Failed > 0 {
 		t.Errorf("%s: %d of %d requests failed, the first with %s", who, tally.Failed, tally.Requests, tally.FirstFailure)

@@ -18,11 +18,19 @@ type Op struct {
 	Write   bool
 	Value   string // written, or read
 	Version int64  // acknowledged, or read; 0 when there was none
-	Call    time.Time
-	Return  time.Time
+	// Seq, Epoch and Cell are those of the version.
+	Seq, Epoch uint64
+	Cell       string
+	Call       time.Time
+	Return     time.Time
 	// Err is nil for an acknowledged request. Unknown says that it may have run.
 	Err     error
 	Unknown bool
+}
+
+// String describes an acknowledged write.
+func (op Op) String() string {
+	return fmt.Sprintf("%s=%q, acknowledged at %s by cell %s at epoch %d as version %d with event %d,", op.Key, op.Value, op.Return.Format("15:04:05.000"), op.Cell, op.Epoch, op.Version, op.Seq)
 }
 
 // Hammer reads and writes one tenant's keys from several clients at once.
@@ -77,7 +85,7 @@ func (h *Hammer) client(ctx context.Context, id int) {
 		}
 		op.Return = time.Now()
 		cancel()
-		op.Version = it.Version
+		op.Version, op.Seq, op.Epoch, op.Cell = it.Version, it.EventSeq, it.Epoch, it.Cell
 		var se *StatusError
 		switch {
 		case op.Err == nil:
@@ -114,13 +122,22 @@ type Tally struct {
 	// it more than once; Phantom versions were never sent or were refused.
 	Lost, Duplicated, Phantom int
 	FirstFailure              string
+	// FirstLoss says which acknowledged write was not found as it was.
+	FirstLoss string
+}
+
+func (t *Tally) lose(format string, args ...any) {
+	t.Lost++
+	if t.FirstLoss == "" {
+		t.FirstLoss = fmt.Sprintf(format, args...)
+	}
 }
 
 // Verify reads the history of every key and compares it with the books.
 func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
 	var t Tally
 	type write struct{ key, value string }
-	acked, maybe := map[write]int64{}, map[write]bool{}
+	acked, maybe := map[write]Op{}, map[write]bool{}
 	keys := map[string]bool{}
 	for _, op := range h.Ops() {
 		t.Requests++
@@ -140,7 +157,7 @@ func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
 			}
 		case op.Write:
 			t.Writes++
-			acked[w] = op.Version
+			acked[w] = op
 		}
 	}
 	for key := range keys {
@@ -152,7 +169,7 @@ func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
 		found := map[string]int64{}
 		for i, it := range items {
 			if i > 0 && items[i-1].Version != it.Version+1 {
-				t.Lost++ // a hole in the versions
+				t.lose("%s: version %d follows %d", key, items[i-1].Version, it.Version)
 			}
 			if len(it.Value) < 2 {
 				t.Phantom++
@@ -162,18 +179,18 @@ func (h *Hammer) Verify(ctx context.Context) (Tally, error) {
 			seen[v]++
 			found[v] = it.Version
 			w := write{key, v}
-			switch version, ok := acked[w]; {
+			switch ack, ok := acked[w]; {
 			case seen[v] > 1:
 				t.Duplicated++
-			case ok && version != it.Version:
-				t.Lost++
+			case ok && ack.Version != it.Version:
+				t.lose("%s is at version %d", ack, it.Version)
 			case !ok && !maybe[w]:
 				t.Phantom++
 			}
 		}
-		for w := range acked {
+		for w, ack := range acked {
 			if w.key == key && seen[w.value] == 0 {
-				t.Lost++
+				t.lose("%s is in none of %d versions", ack, len(items))
 			}
 		}
 		h.mu.Lock()

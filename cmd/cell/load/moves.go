@@ -163,6 +163,9 @@ func (t *Tally) add(o Tally) {
 	if t.FirstFailure == "" {
 		t.FirstFailure = o.FirstFailure
 	}
+	if t.FirstLoss == "" {
+		t.FirstLoss = o.FirstLoss
+	}
 }
 
 func (m MoveRun) moves(ctx context.Context, tenant string, main *Hammer, rep *MoveReport) error {
