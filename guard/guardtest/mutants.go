@@ -4,7 +4,7 @@ package guardtest
 
 import (
 	"context"
-	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +42,9 @@ func (m Mutant) Check(t *testing.T, h Harness) {
 			t.Errorf("the suite does not notice (sections %v)", m.Only)
 			return
 		}
+		if strings.Contains(report.Failures[0], cannotOpen) {
+			t.Fatalf("the mutant does not even start: %s", report.Failures[0])
+		}
 		t.Logf("noticed: %s", report.Failures[0])
 	})
 }
@@ -59,11 +62,13 @@ func (b broken) Process(ctx context.Context) (Process, error) {
 	return b.change(p), nil
 }
 
-// Tables are the names of a store's own tables, and the values of true and false
-// in its statements, for [Mutants].
-type Tables struct {
-	Fence, Barrier, Head string
-	True, False          string
+// Literals are a store's values of true and false in its statements, for
+// [Mutants].
+type Literals struct{ True, False string }
+
+// own is the name of one of the guard's own tables, found by the outbox's.
+func own(p Process, table string) string {
+	return strings.TrimSuffix(p.MovedTables()[0].Name, "outbox") + table
 }
 
 // raw runs statements in a transaction of their own.
@@ -80,13 +85,16 @@ func raw(ctx context.Context, p Process, isolation, query string, args ...any) e
 }
 
 // Mutants are the variants that can be made of any store from outside.
-func Mutants(n Tables, isolation string) []Mutant {
-	setFence := `INSERT INTO ` + n.Fence + ` (tenant, epoch, floor, is_open, move) VALUES ($1, $2, $3, %s, $4)
-		ON CONFLICT (tenant) DO UPDATE SET epoch = excluded.epoch, floor = excluded.floor, is_open = excluded.is_open, move = excluded.move`
+func Mutants(n Literals, isolation string) []Mutant {
+	setFence := func(ctx context.Context, p Process, o cells.FenceOrder, floor cells.Epoch, open string) error {
+		return raw(ctx, p, isolation, `INSERT INTO `+own(p, "fence")+` (tenant, epoch, floor, is_open, move) VALUES ($1, $2, $3, `+open+`, $4)
+			ON CONFLICT (tenant) DO UPDATE SET epoch = excluded.epoch, floor = excluded.floor, is_open = excluded.is_open, move = excluded.move`,
+			string(o.Tenant), int64(o.Epoch), int64(floor), string(o.Move))
+	}
 	return []Mutant{
 		{"open at any epoch", []string{"orders", "orders-model"}, func(p Process) Process {
 			return mutant{Process: p, open: func(ctx context.Context, o cells.FenceOrder) error {
-				return raw(ctx, p, isolation, fmt.Sprintf(setFence, n.True), string(o.Tenant), int64(o.Epoch), int64(o.Floor), string(o.Move))
+				return setFence(ctx, p, o, o.Floor, n.True)
 			}}
 		}},
 		{"open with the order's floor", []string{"orders"}, func(p Process) Process {
@@ -94,12 +102,12 @@ func Mutants(n Tables, isolation string) []Mutant {
 				if err := p.OpenFence(ctx, o); err != nil {
 					return err
 				}
-				return raw(ctx, p, isolation, fmt.Sprintf(setFence, n.True), string(o.Tenant), int64(o.Epoch), int64(o.Floor), string(o.Move))
+				return setFence(ctx, p, o, o.Floor, n.True)
 			}}
 		}},
 		{"close at any epoch", []string{"orders", "orders-model"}, func(p Process) Process {
 			return mutant{Process: p, close: func(ctx context.Context, o cells.FenceOrder) error {
-				return raw(ctx, p, isolation, fmt.Sprintf(setFence, n.False), string(o.Tenant), int64(o.Epoch), int64(o.Epoch), string(o.Move))
+				return setFence(ctx, p, o, o.Epoch, n.False)
 			}}
 		}},
 		{"close by any move", []string{"orders"}, func(p Process) Process {
@@ -122,7 +130,7 @@ func Mutants(n Tables, isolation string) []Mutant {
 		}},
 		{"pause that does not wait", []string{"relay-stuck", "relay-random"}, func(p Process) Process {
 			return mutant{Process: p, pause: func(ctx context.Context, o cells.BarrierOrder) (cells.EventSeq, error) {
-				err := raw(ctx, p, isolation, `INSERT INTO `+n.Barrier+` (tenant, paused, epoch) VALUES ($1, `+n.True+`, $2)
+				err := raw(ctx, p, isolation, `INSERT INTO `+own(p, "outbox_barrier")+` (tenant, paused, epoch) VALUES ($1, `+n.True+`, $2)
 					ON CONFLICT (tenant) DO UPDATE SET paused = excluded.paused, epoch = excluded.epoch`, string(o.Tenant), int64(o.Epoch))
 				f, _ := p.Fence(ctx, o.Tenant)
 				return f.Seq, err
@@ -169,13 +177,13 @@ func Mutants(n Tables, isolation string) []Mutant {
 				if err := p.StartEvents(ctx, o, mark); err != nil {
 					return err
 				}
-				return raw(ctx, p, isolation, `UPDATE `+n.Head+` SET seq = $2 WHERE tenant = $1`, string(o.Tenant), int64(mark))
+				return raw(ctx, p, isolation, `UPDATE `+own(p, "outbox_head")+` SET seq = $2 WHERE tenant = $1`, string(o.Tenant), int64(mark))
 			}}
 		}},
 		{"late starts", []string{"barrier-orders"}, func(p Process) Process {
 			return mutant{Process: p, start: func(ctx context.Context, o cells.BarrierOrder, mark cells.EventSeq) error {
 				_ = p.StartEvents(ctx, o, mark)
-				return raw(ctx, p, isolation, `UPDATE `+n.Barrier+` SET paused = `+n.False+` WHERE tenant = $1`, string(o.Tenant))
+				return raw(ctx, p, isolation, `UPDATE `+own(p, "outbox_barrier")+` SET paused = `+n.False+` WHERE tenant = $1`, string(o.Tenant))
 			}}
 		}},
 		{"a wait that is not woken", []string{"wait"}, func(p Process) Process {

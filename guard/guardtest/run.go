@@ -85,19 +85,21 @@ func Run(t T, h Harness) {
 	}
 }
 
+const cannotOpen = "cannot open a "
+
 // with runs f on a new database.
 func with(t T, h *Harness, f func(*env)) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	db, err := h.Open(ctx)
 	if err != nil {
-		t.Fatalf("open a database: %v", err)
+		t.Fatalf(cannotOpen+"database: %v", err)
 	}
 	defer db.Close()
 	e := &env{T: t, h: h, db: db, ctx: ctx}
 	for _, p := range []*Process{&e.a, &e.b} {
 		if *p, err = db.Process(ctx); err != nil {
-			t.Fatalf("open a guard: %v", err)
+			t.Fatalf(cannotOpen+"guard: %v", err)
 		}
 		defer func() { (*p).Close() }()
 	}

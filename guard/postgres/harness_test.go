@@ -73,25 +73,27 @@ var sqlIsolations = map[string]sql.IsolationLevel{
 }
 
 // harness is the suite's view of this package; useSQL chooses the driver. change
-// runs on a database after it was installed. A new "database" is a schema of its
-// own in one database, for the guard and for the service: that is much quicker.
+// runs on a database after it was installed. A new "database" is two schemas of
+// its own in one database, for the guard and for the service: that is quicker.
 func harness(t testing.TB, useSQL bool, change func(ctx context.Context, pool *pgxpool.Pool, schema string) error) guardtest.Harness {
 	shared := pgtest.DB(t)
 	return guardtest.Harness{
 		Isolations: []string{"read-committed", "repeatable-read", "serializable"},
 		Child:      relayChild,
 		Open: func(ctx context.Context) (guardtest.Database, error) {
-			d := &database{schema: fmt.Sprint("s", schemas.Add(1)), useSQL: useSQL, lockWait: 15 * time.Second}
+			n := schemas.Add(1)
+			d := &database{schema: fmt.Sprint("g", n), useSQL: useSQL, lockWait: 15 * time.Second}
 			if change != nil {
 				d.lockWait = 2 * time.Second // a broken one may wait in vain
 			}
-			d.url = shared + "&search_path=" + d.schema
+			service := fmt.Sprint("s", n)
+			d.url = shared + "&search_path=" + service
 			pool, err := pgxpool.New(ctx, d.url)
 			if err != nil {
 				return nil, err
 			}
 			defer pool.Close()
-			if _, err := pool.Exec(ctx, "CREATE SCHEMA "+d.schema); err != nil {
+			if _, err := pool.Exec(ctx, "CREATE SCHEMA "+service); err != nil {
 				return nil, err
 			}
 			if _, err := pool.Exec(ctx, guardtest.TableSQL); err != nil {

@@ -15,8 +15,8 @@ import (
 )
 
 func TestMutantsOfTheProcess(t *testing.T) {
-	tables := guardtest.Tables{Fence: "fence", Barrier: "outbox_barrier", Head: "outbox_head", True: "true", False: "false"}
-	for _, m := range guardtest.Mutants(tables, "read-committed") {
+	literals := guardtest.Literals{True: "true", False: "false"}
+	for _, m := range guardtest.Mutants(literals, "read-committed") {
 		m.Check(t, harness(t, false, nil))
 	}
 }

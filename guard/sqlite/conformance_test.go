@@ -28,8 +28,8 @@ func TestConformanceRollbackJournal(t *testing.T) {
 }
 
 func TestMutants(t *testing.T) {
-	tables := guardtest.Tables{Fence: "cell_fence", Barrier: "cell_outbox_barrier", Head: "cell_outbox_head", True: "1", False: "0"}
-	for _, m := range guardtest.Mutants(tables, "immediate") {
+	literals := guardtest.Literals{True: "1", False: "0"}
+	for _, m := range guardtest.Mutants(literals, "immediate") {
 		m.Check(t, harness("WAL"))
 	}
 	// In a transaction that was begun as immediate the lock is there already; in a
