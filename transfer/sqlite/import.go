@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"modernc.org/sqlite"
@@ -41,16 +40,21 @@ type imp struct {
 	pending []change
 	upto    transfer.Position
 	whole   bool
-	// late are rows whose unique values another row still has, which changes too.
-	late []change
+	// late are rows whose unique values another row still has, which changes too; by
+	// table and key.
+	late map[string]change
 }
 
 // change is a row as it shall be, or a key that shall be gone.
 type change struct {
-	t   *table
-	key []any
-	row []any // nil when gone
+	t    *table
+	key  []any
+	row  []any  // nil when gone
+	code []byte // the key, encoded
 }
+
+// id names the row that changes.
+func (c change) id() string { return c.t.Name + "\x00" + string(c.code) }
 
 // Stale implements transfer.Sink.
 func (s *Store) Stale(ctx context.Context, m cells.MoveRef) error {
@@ -321,7 +325,7 @@ func (i *imp) Apply(ctx context.Context, b transfer.Batch) error {
 			if err != nil {
 				return err
 			}
-			c := change{t: t, key: key}
+			c := change{t: t, key: key, code: data[1 : len(data)-len(rest) : len(data)-len(rest)]}
 			switch tag {
 			case tagRow:
 				if c.row, rest, err = readValues(rest, len(t.cols)); err != nil {
@@ -363,9 +367,12 @@ func (i *imp) Commit(ctx context.Context) error {
 // write makes the pending changes durable. Without a position they are a part of
 // something: after a crash all of it is read again, and ends the same.
 func (i *imp) write(ctx context.Context, pos transfer.Position) error {
-	var late []change
+	var late map[string]change
 	err := i.tx(ctx, func(tx *sql.Tx, st *transfer.State) error {
-		late = append(late[:0], i.late...)
+		late = maps.Clone(i.late)
+		if late == nil {
+			late = map[string]change{}
+		}
 		put, del, note := stmts{tx: tx}, stmts{tx: tx}, stmts{tx: tx}
 		defer put.close()
 		defer del.close()
@@ -373,24 +380,19 @@ func (i *imp) write(ctx context.Context, pos transfer.Position) error {
 		gone := func(c change) error {
 			return del.exec(ctx, c.t.remove(), append([]any{string(i.m.Tenant)}, c.key...)...)
 		}
-		for _, c := range i.pending {
+		for _, c := range latest(i.pending) {
 			var err error
+			// What was put aside for this key is overtaken.
+			delete(late, c.id())
 			if c.row == nil {
 				err = gone(c)
 			} else if err = put.exec(ctx, c.t.put(1), c.row...); isUnique(err) {
-				late, err = append(late, c), nil
+				late[c.id()], err = c, nil
+			}
+			if err == nil && st.Verified != "" {
+				err = note.exec(ctx, "INSERT OR IGNORE INTO cell_transfer_touched (move, tbl, key) VALUES (?, ?, ?)", string(i.m.ID), c.t.Name, c.code)
 			}
 			if err != nil {
-				return err
-			}
-			if st.Verified == "" {
-				continue
-			}
-			key, err := appendValues([]byte{}, c.key)
-			if err != nil {
-				return err
-			}
-			if err := note.exec(ctx, "INSERT OR IGNORE INTO cell_transfer_touched (move, tbl, key) VALUES (?, ?, ?)", string(i.m.ID), c.t.Name, key); err != nil {
 				return err
 			}
 		}
@@ -398,7 +400,7 @@ func (i *imp) write(ctx context.Context, pos transfer.Position) error {
 			return nil
 		}
 		st.Applied = pos
-		return i.settle(ctx, late, gone, func(c change) error { return put.exec(ctx, c.t.put(1), c.row...) })
+		return i.settle(late, gone, func(c change) error { return put.exec(ctx, c.t.put(1), c.row...) })
 	})
 	if err != nil {
 		return err
@@ -409,23 +411,30 @@ func (i *imp) write(ctx context.Context, pos transfer.Position) error {
 	return nil
 }
 
+// latest keeps the last change of each row: several differences may be written at once.
+func latest(all []change) []change {
+	last := make(map[string]int, len(all))
+	for n, c := range all {
+		last[c.id()] = n
+	}
+	out := make([]change, 0, len(last))
+	for n, c := range all {
+		if last[c.id()] == n {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
 // settle writes the rows that stood in each other's way, once all else is as it
 // shall be: first none of them is there, then all are.
-func (i *imp) settle(ctx context.Context, late []change, gone, put func(change) error) error {
-	// Of several changes of one key the last one counts.
-	last := map[string]int{}
-	for n, c := range late {
-		key, err := appendValues([]byte(c.t.Name+"\x00"), c.key)
-		if err != nil {
-			return err
-		}
-		last[string(key)] = n
+func (i *imp) settle(late map[string]change, gone, put func(change) error) error {
+	for _, c := range late {
 		if err := gone(c); err != nil {
 			return err
 		}
 	}
-	for _, n := range slices.Sorted(maps.Values(last)) {
-		c := late[n]
+	for _, c := range late {
 		if err := put(c); isUnique(err) {
 			return fmt.Errorf("%w: transfer/sqlite: a row of tenant %s in table %s has a value that must be unique and that another row has here: %w; if it is another tenant's, let the unique index carry %s",
 				cells.ErrInvalid, i.m.Tenant, c.t.Name, err, c.t.TenantColumn)

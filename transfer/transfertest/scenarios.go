@@ -17,6 +17,8 @@ var checks = []check{
 	{name: "empty tenant", f: testEmpty},
 	{name: "under writes", f: testUnderWrites},
 	{name: "every kind of change", f: testChanges},
+	{name: "changes in order", f: testOrder},
+	{name: "changes in one commit", f: testTogether},
 	{name: "changes between copies", f: testResumedChanges},
 	{name: "cut off at every point", f: testCutOff},
 	{name: "two drivers", f: testTwoDrivers},
@@ -252,12 +254,105 @@ func testChanges(tb TB, h Harness) {
 	w.bystandersUntouched()
 }
 
+// testOrder applies two changes of the same rows, each read by itself.
+func testOrder(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(10)
+	m := w.move("m1")
+	ctx := tb.Context()
+	v := h.agent(tb, w.b, transfer.WithFollow(0))
+	_, err := v.Prepare(ctx, m, w.a.Source(), nil)
+	w.must(err)
+	sink := w.b.Sink()
+	if h.sink != nil {
+		sink = h.sink(sink)
+	}
+	i, err := sink.Import(ctx, m)
+	w.must(err)
+	tb.Cleanup(func() { _ = i.Close() })
+	for n := range 3 {
+		w.write(func(x Exec) error {
+			if err := setN(x, w.tenant, "k00001", int64(100+n)); err != nil {
+				return err
+			}
+			if err := putItem(x, w.tenant, fmt.Sprintf("new%d", n), int64(n)); err != nil {
+				return err
+			}
+			return deleteItem(x, w.tenant, fmt.Sprintf("new%d", n-1))
+		})
+		view, err := w.a.Source().View(ctx, m)
+		w.must(err)
+		err = view.Changes(ctx, i.State().Applied, func(b transfer.Batch) error { return i.Apply(ctx, b) })
+		w.must(view.Close())
+		w.must(err)
+		w.must(i.Commit(ctx))
+		if got := i.State().Applied; got != view.Position() {
+			tb.Fatalf("applied up to %s, want %s", got, view.Position())
+		}
+		w.same()
+	}
+	w.must(i.Close())
+	_, err = w.cut(v, m, w.a.Source())
+	w.must(err)
+	w.same()
+}
+
+// testTogether applies several changes of the same rows in one commit; the unique
+// values that two rows exchange in the first are not the last that happens to them.
+func testTogether(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fillForChanges()
+	m := w.move("m1")
+	ctx := tb.Context()
+	v := h.agent(tb, w.b, transfer.WithFollow(0))
+	_, err := v.Prepare(ctx, m, w.a.Source(), nil)
+	w.must(err)
+	i, err := w.b.Sink().Import(ctx, m)
+	w.must(err)
+	tb.Cleanup(func() { _ = i.Close() })
+	from := i.State().Applied
+	for n := range 6 {
+		w.write(func(x Exec) error {
+			if n%2 == 1 {
+				// The rows change, their slots do not, and one goes.
+				if err := setN(x, w.tenant, "k00010", int64(1000+n)); err != nil {
+					return err
+				}
+				if err := setN(x, w.tenant, "k00011", int64(2000+n)); err != nil {
+					return err
+				}
+				return deleteItem(x, w.tenant, fmt.Sprintf("swap%d", n-1))
+			}
+			slots := []any{nil, 10 + n/2%2, 11 - n/2%2}
+			slots[1], slots[2] = slots[2], slots[1]
+			for k, id := range []string{"k00010", "k00011", "k00010"} {
+				if err := setSlot(x, w.tenant, id, slots[k]); err != nil {
+					return err
+				}
+			}
+			return putItem(x, w.tenant, fmt.Sprintf("swap%d", n), int64(n))
+		})
+		view, err := w.a.Source().View(ctx, m)
+		w.must(err)
+		err = view.Changes(ctx, from, func(b transfer.Batch) error { return i.Apply(ctx, b) })
+		from = view.Position()
+		w.must(view.Close())
+		w.must(err)
+	}
+	w.must(i.Commit(ctx))
+	w.same()
+	w.must(i.Close())
+	_, err = w.cut(v, m, w.a.Source())
+	w.must(err)
+	w.same()
+}
+
 // testResumedChanges changes everything between two pieces of a copy that was cut off
 // in between: what follows is read at a later view.
 func testResumedChanges(tb TB, h Harness) {
 	w := newWorld(tb, h)
 	w.fillForChanges()
-	w.fill(3000)
+	w.fill(max(3000/scale, 1200))
 	m := w.move("m1")
 	errCut := fmt.Errorf("%w: cut off", cells.ErrInvalid)
 	for n := range 4 {
@@ -354,7 +449,7 @@ func testCutOff(tb TB, h Harness) {
 // testTwoDrivers lets two processes of the target carry out each step at once.
 func testTwoDrivers(tb TB, h Harness) {
 	w := newWorld(tb, h)
-	w.fill(2000)
+	w.fill(2000 / scale)
 	l := w.hammer(2, 20)
 	m := w.move("m1")
 	both := func(step func(v *transfer.Mover) error) {
@@ -435,7 +530,7 @@ func testBack(tb TB, h Harness) {
 
 func testBig(tb TB, h Harness) {
 	w := newWorld(tb, h)
-	w.fill(50_000)
+	w.fill(50_000 / scale)
 	l := w.hammer(2, 30)
 	m := w.move("m1")
 	v := h.agent(tb, w.b)
@@ -445,7 +540,7 @@ func testBig(tb TB, h Harness) {
 	start := time.Now()
 	_, err = w.cut(v, m, w.a.Source())
 	w.must(err)
-	tb.Logf("the cut of 62500 rows took %v", time.Since(start))
+	tb.Logf("the cut of %d rows took %v", 62_500/scale, time.Since(start))
 	l.end()
 	l.kept(w.same())
 	w.bystandersUntouched()
