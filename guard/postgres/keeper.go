@@ -212,15 +212,25 @@ func (c *core) barrierRow(ctx context.Context, q querier, tenant cells.TenantID)
 	return b, err
 }
 
-func (c *core) setBarrier(ctx context.Context, tx txn, tenant cells.TenantID, b rules.Barrier) error {
+// barrier applies an order to the relay's row; orders for one tenant take turns.
+func (c *core) barrier(ctx context.Context, tx txn, o cells.BarrierOrder, rule func(rules.Barrier, guard.Fence, cells.BarrierOrder) (rules.Barrier, error)) error {
+	if err := tx.exec(ctx, c.q(`SELECT pg_advisory_xact_lock(hashtextextended('@s.barrier ' || $1, 0))`), string(o.Tenant)); err != nil {
+		return err
+	}
+	fence, err := c.fenceRow(ctx, tx, o.Tenant)
+	if err != nil {
+		return err
+	}
+	b, err := c.barrierRow(ctx, tx, o.Tenant)
+	if err != nil {
+		return err
+	}
+	if b, err = rule(b, fence, o); err != nil {
+		return err
+	}
 	return tx.exec(ctx, c.q(`INSERT INTO @s.outbox_barrier (tenant, paused, epoch, move) VALUES ($1, $2, $3, $4)
 		ON CONFLICT (tenant) DO UPDATE SET paused = EXCLUDED.paused, epoch = EXCLUDED.epoch, move = EXCLUDED.move`),
-		string(tenant), b.Paused, int64(b.Epoch), string(b.Move))
-}
-
-// lockBarrier makes the orders to one tenant's relay take turns.
-func (c *core) lockBarrier(ctx context.Context, tx txn, tenant cells.TenantID) error {
-	return tx.exec(ctx, c.q(`SELECT pg_advisory_xact_lock(hashtextextended('@s.barrier ' || $1, 0))`), string(tenant))
+		string(o.Tenant), b.Paused, int64(b.Epoch), string(b.Move))
 }
 
 // PauseEvents implements [guard.Keeper]. If it fails the tenant may be paused
@@ -231,21 +241,7 @@ func (c *core) PauseEvents(ctx context.Context, o cells.BarrierOrder) (cells.Eve
 	}
 	// First the flag, committed: no publication starts from here on.
 	err := c.inOrder(ctx, func(ctx context.Context, tx txn) error {
-		if err := c.lockBarrier(ctx, tx, o.Tenant); err != nil {
-			return err
-		}
-		fence, err := c.fenceRow(ctx, tx, o.Tenant)
-		if err != nil {
-			return err
-		}
-		b, err := c.barrierRow(ctx, tx, o.Tenant)
-		if err != nil {
-			return err
-		}
-		if b, err = rules.Pause(b, fence, o); err != nil {
-			return err
-		}
-		if err := c.setBarrier(ctx, tx, o.Tenant, b); err != nil {
+		if err := c.barrier(ctx, tx, o, rules.Pause); err != nil {
 			return err
 		}
 		return tx.exec(ctx, `SELECT pg_notify($1, $2)`, c.schema+"_pause", string(o.Tenant))
@@ -287,21 +283,7 @@ func (c *core) StartEvents(ctx context.Context, o cells.BarrierOrder, mark cells
 	}
 	tenant := string(o.Tenant)
 	err := c.inOrder(ctx, func(ctx context.Context, tx txn) error {
-		if err := c.lockBarrier(ctx, tx, o.Tenant); err != nil {
-			return err
-		}
-		fence, err := c.fenceRow(ctx, tx, o.Tenant)
-		if err != nil {
-			return err
-		}
-		b, err := c.barrierRow(ctx, tx, o.Tenant)
-		if err != nil {
-			return err
-		}
-		if b, err = rules.Start(b, fence, o); err != nil {
-			return err
-		}
-		if err := c.setBarrier(ctx, tx, o.Tenant, b); err != nil {
+		if err := c.barrier(ctx, tx, o, rules.Start); err != nil {
 			return err
 		}
 		if mark == 0 {
