@@ -17,6 +17,7 @@ import (
 	guardsqlite "github.com/cloister-dev/cloister/guard/sqlite"
 	"github.com/cloister-dev/cloister/transfer"
 	"github.com/cloister-dev/cloister/transfer/sqlite"
+	"github.com/cloister-dev/cloister/transfer/transfertest"
 )
 
 // rig is a file with tables of a test's own.
@@ -197,20 +198,21 @@ func TestUniqueAcrossTenants(t *testing.T) {
 func TestManyChangesAtOnce(t *testing.T) {
 	ddl := "CREATE TABLE ranked (tenant TEXT NOT NULL, id INTEGER NOT NULL, pos INTEGER, body TEXT, PRIMARY KEY (tenant, id), UNIQUE (tenant, pos))"
 	a, b := pairOf(t, ddl, []guard.Table{{Name: "ranked", TenantColumn: "tenant"}})
-	a.exec(`WITH RECURSIVE g(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM g WHERE n < 12000) INSERT INTO ranked SELECT 't', n, n, 'some text' FROM g`)
+	const rows = 6000 / transfertest.Scale
+	a.exec(`WITH RECURSIVE g(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM g WHERE n < ?) INSERT INTO ranked SELECT 't', n, n, 'some text' FROM g`, rows)
 	v := agentOf(t, b, transfer.WithFollow(0))
 	if _, err := v.Prepare(t.Context(), shapeMove, a.store, nil); err != nil {
 		t.Fatal(err)
 	}
 	a.exec(`UPDATE ranked SET pos = -pos`)
-	a.exec(`UPDATE ranked SET pos = 12001 + pos`) // everything the other way round
+	a.exec(`UPDATE ranked SET pos = ? + pos`, rows+1) // everything the other way round
 	a.exec(`DELETE FROM ranked WHERE id % 10 = 7`)
 	a.close()
 	if _, err := v.Finish(t.Context(), shapeMove, a.store, nil); err != nil {
 		t.Fatal(err)
 	}
 	q := "SELECT id || '@' || pos FROM ranked"
-	if x, y := a.rows(q), b.rows(q); !slices.Equal(x, y) || len(x) != 10800 {
+	if x, y := a.rows(q), b.rows(q); !slices.Equal(x, y) || len(x) != rows/10*9 {
 		t.Fatalf("%d and %d rows", len(x), len(y))
 	}
 }
@@ -219,7 +221,8 @@ func TestManyChangesAtOnce(t *testing.T) {
 func TestWritersAreNotHeldUp(t *testing.T) {
 	ddl := "CREATE TABLE item (tenant TEXT NOT NULL, id INTEGER NOT NULL, body TEXT, PRIMARY KEY (tenant, id))"
 	a, b := pairOf(t, ddl, []guard.Table{{Name: "item", TenantColumn: "tenant"}})
-	a.exec(`WITH RECURSIVE g(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM g WHERE n < 20000) INSERT INTO item SELECT 't', n, 'some text' FROM g`)
+	const all = int64(20000 / transfertest.Scale)
+	a.exec(`WITH RECURSIVE g(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM g WHERE n < ?) INSERT INTO item SELECT 't', n, 'some text' FROM g`, all)
 	view, err := func() (transfer.View, error) {
 		if _, err := a.store.Begin(t.Context(), shapeMove); err != nil {
 			return nil, err
@@ -237,7 +240,7 @@ func TestWritersAreNotHeldUp(t *testing.T) {
 		_, err := a.db.ExecContext(ctx, "INSERT INTO item VALUES ('u', ?, 'written while it is read'), ('t', ?, 'not in the view')", rows, 1_000_000+rows)
 		return err
 	})
-	if err != nil || rows != 20000 {
+	if err != nil || rows != all {
 		t.Fatalf("%d rows, %v", rows, err)
 	}
 	if err := view.Close(); err != nil {

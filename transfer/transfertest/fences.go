@@ -94,21 +94,23 @@ func testLateRemoval(tb TB, h Harness) {
 
 func testRemoval(tb TB, h Harness) {
 	w := newWorld(tb, h)
-	w.fill(3000)
+	rows := 3000 / Scale
+	batch := rows / 6
+	w.fill(rows)
 	m := w.move("m1")
 	w.moveAll(m, w.a.Source())
 	r := cells.Residue{Cell: w.a.ID(), Epoch: m.CloseEpoch(), Move: m.ID}
 	var last int64
 	steps := 0
-	err := h.agent(tb, w.a, transfer.WithRemoveBatch(500)).Discard(tb.Context(), w.tenant, r, func(p cells.Progress) {
-		if p.Phase != "remove" || p.Done < last || p.Done-last > 500 {
+	err := h.agent(tb, w.a, transfer.WithRemoveBatch(batch)).Discard(tb.Context(), w.tenant, r, func(p cells.Progress) {
+		if p.Phase != "remove" || p.Done < last || p.Done-last > int64(batch) {
 			tb.Errorf("progress %+v after %d", p, last)
 		}
 		last = p.Done
 		steps++
 	})
 	w.must(err)
-	if steps < 6 || last < 3000 {
+	if steps < 6 || last < int64(rows) {
 		tb.Errorf("%d rows in %d steps", last, steps)
 	}
 	if d := w.dump(w.a); len(d) > 0 {
@@ -116,7 +118,7 @@ func testRemoval(tb TB, h Harness) {
 	}
 	w.discard(w.a, r)
 	w.clean(w.a)
-	if d := w.dump(w.b); len(d) < 3000 {
+	if d := w.dump(w.b); len(d) < rows {
 		tb.Errorf("%d rows at the target", len(d))
 	}
 	w.bystandersUntouched()

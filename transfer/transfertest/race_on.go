@@ -4,5 +4,5 @@
 
 package transfertest
 
-// scale divides the number of rows of the larger tests.
-const scale = 10
+// Scale divides the number of rows of the larger tests: the race detector is slow.
+const Scale = 10

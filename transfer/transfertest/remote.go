@@ -39,7 +39,7 @@ func client(tb TB) *http.Client {
 
 func testRemote(tb TB, h Harness) {
 	w := newWorld(tb, h)
-	w.fill(2500 / scale)
+	w.fill(2500 / Scale)
 	w.write(func(x Exec) error { return setBig(x, w.tenant, "k00003", 3) })
 	l := w.hammer(2, 30)
 	m := w.move("m1")
@@ -115,7 +115,7 @@ func (v *dyingView) Rows(ctx context.Context, table string, after []byte, yield 
 // of a copy and of the changes behind it.
 func testRemoteLost(tb TB, h Harness) {
 	w := newWorld(tb, h)
-	w.fill(3000 / scale)
+	w.fill(3000 / Scale)
 	l := w.hammer(1, 20)
 	m := w.move("m1")
 	var urls []string

@@ -352,7 +352,7 @@ func testTogether(tb TB, h Harness) {
 func testResumedChanges(tb TB, h Harness) {
 	w := newWorld(tb, h)
 	w.fillForChanges()
-	w.fill(max(3000/scale, 1200))
+	w.fill(max(3000/Scale, 1200))
 	m := w.move("m1")
 	errCut := fmt.Errorf("%w: cut off", cells.ErrInvalid)
 	for n := range 4 {
@@ -449,7 +449,7 @@ func testCutOff(tb TB, h Harness) {
 // testTwoDrivers lets two processes of the target carry out each step at once.
 func testTwoDrivers(tb TB, h Harness) {
 	w := newWorld(tb, h)
-	w.fill(2000 / scale)
+	w.fill(2000 / Scale)
 	l := w.hammer(2, 20)
 	m := w.move("m1")
 	both := func(step func(v *transfer.Mover) error) {
@@ -530,7 +530,7 @@ func testBack(tb TB, h Harness) {
 
 func testBig(tb TB, h Harness) {
 	w := newWorld(tb, h)
-	w.fill(50_000 / scale)
+	w.fill(50_000 / Scale)
 	l := w.hammer(2, 30)
 	m := w.move("m1")
 	v := h.agent(tb, w.b)
@@ -540,7 +540,7 @@ func testBig(tb TB, h Harness) {
 	start := time.Now()
 	_, err = w.cut(v, m, w.a.Source())
 	w.must(err)
-	tb.Logf("the cut of %d rows took %v", 62_500/scale, time.Since(start))
+	tb.Logf("the cut of %d rows took %v", 62_500/Scale, time.Since(start))
 	l.end()
 	l.kept(w.same())
 	w.bystandersUntouched()

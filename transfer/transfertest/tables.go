@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
@@ -111,11 +112,14 @@ func (l *load) write(writer, keys int) {
 	r := rand.New(rand.NewPCG(uint64(writer), 1))
 	ctx := context.WithoutCancel(l.w.tb.Context())
 	t := l.w.tenant
+	// A service does something between two writes.
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
 	for n := int64(1); ; n++ {
 		select {
 		case <-l.stop:
 			return
-		default:
+		case <-tick.C:
 		}
 		id := func() string { return fmt.Sprintf("w%d-%03d", writer, r.IntN(keys)) }
 		a, b, c := id(), id(), id()
