@@ -49,7 +49,11 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 	if mark != "" {
 		return mark, nil
 	}
-	defer func() { v.end(r) }()
+	defer func() {
+		_ = r.stop()
+		_ = r.imp.Close()
+		v.wg.Go(func() { <-r.ended })
+	}()
 	if o.err != nil {
 		return "", o.err
 	}

@@ -160,6 +160,7 @@ func (v *Mover) end(r *run) {
 		v.o.log.Debug("transfer: following ended", "move", r.m.ID, "tenant", r.m.Tenant, "err", err)
 	}
 	_ = r.imp.Close()
+	<-r.ended
 }
 
 func validate(m cells.MoveRef) error {

@@ -208,6 +208,7 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 		seen += changes
 		if err == nil && touched > p.v.o.touched && round < 3 {
 			if err = r.stop(); err == nil {
+				<-r.ended
 				err = p.recheck(ctx)
 			}
 			if err == nil {
@@ -219,6 +220,7 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 		}
 		if err != nil {
 			_ = r.stop()
+			<-r.ended
 			return out, err
 		}
 		out = p.predict(lag, n, touched, changes, asked, busy)

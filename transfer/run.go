@@ -29,7 +29,8 @@ type run struct {
 	once  sync.Once
 	quit  chan struct{} // closed by stop: end between two transactions
 	calls chan func()
-	done  chan struct{}
+	done  chan struct{} // closed when nothing is applied any more
+	ended chan struct{} // closed when the source is not read any more either
 
 	mu      sync.Mutex // guards what follows
 	applied Position
@@ -41,7 +42,7 @@ type run struct {
 
 // follow starts a run at the import's applied position. It ends with ctx.
 func follow(ctx context.Context, m cells.MoveRef, src Source, imp Import) *run {
-	r := &run{m: m, src: src, imp: imp, quit: make(chan struct{}), calls: make(chan func()), done: make(chan struct{}),
+	r := &run{m: m, src: src, imp: imp, quit: make(chan struct{}), calls: make(chan func()), done: make(chan struct{}), ended: make(chan struct{}),
 		applied: imp.State().Applied, wake: make(chan struct{})}
 	go r.loop(ctx)
 	return r
@@ -55,7 +56,7 @@ type feed struct {
 }
 
 func (r *run) loop(ctx context.Context) {
-	defer close(r.done)
+	defer close(r.ended)
 	rctx, cancel := context.WithCancelCause(ctx)
 	f := &feed{in: make(chan Batch, 8), done: make(chan struct{})}
 	from := r.imp.State().Applied
@@ -75,9 +76,10 @@ func (r *run) loop(ctx context.Context) {
 	}()
 	err := r.applyAll(ctx, f)
 	r.imp.Abort()
+	r.note(func() { r.err = err })
+	close(r.done)
 	cancel(err)
 	<-f.done
-	r.note(func() { r.err = err })
 }
 
 // next returns the next batch; between says that a call may run first.
@@ -189,7 +191,7 @@ func (r *run) call(ctx context.Context, f func(Import) error) error {
 }
 
 // stop ends the run between two transactions; afterwards the import is the
-// caller's. It returns the error that ended the run before, if one did.
+// caller's. The source may be read for a moment longer. It returns the error that ended the run before, if one did.
 func (r *run) stop() error {
 	r.once.Do(func() { close(r.quit) })
 	<-r.done

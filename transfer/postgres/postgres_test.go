@@ -104,7 +104,13 @@ func reopen(ctx context.Context, id cells.CellID, spec string) (transfertest.Cel
 }
 
 func open(ctx context.Context, id cells.CellID, url string, fresh bool, o transfertest.Options) (*cell, error) {
-	pool, err := pgxpool.New(ctx, url)
+	pc, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	// As a service has it; the server of the tests is set otherwise.
+	pc.ConnConfig.RuntimeParams["synchronous_commit"] = "on"
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, err
 	}

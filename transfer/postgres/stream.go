@@ -376,6 +376,9 @@ func (r *reader) relation(msg *pglogrepl.RelationMessage) error {
 		}
 		rel.key = append(rel.key, at)
 	}
+	if len(msg.Columns) != len(rel.t.cols) {
+		return fmt.Errorf("%w: transfer/postgres: table %s has got columns since the reader began", cells.ErrUnavailable, rel.t.Name)
+	}
 	r.rels[msg.RelationID] = rel
 	return nil
 }

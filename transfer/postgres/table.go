@@ -52,6 +52,7 @@ func (t *table) sql() string { return pgx.Identifier{t.schema, t.rel}.Sanitize()
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
 // catalog is the store's tables as the database has them.
@@ -66,126 +67,127 @@ type catalog struct {
 	loose map[string][]string
 }
 
-const relSQL = `SELECT c.oid, n.nspname, c.relname, c.relreplident::text, c.relkind = 'p', row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'),
+const relSQL = `SELECT w.at::int, c.oid, n.nspname::text, c.relname::text, c.relreplident::text, c.relkind = 'p', row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'),
 	coalesce((SELECT array_agg(a.attname::text ORDER BY k.at) FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(num, at) JOIN pg_attribute a ON a.attnum = k.num
 		WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid), '{}'),
 	coalesce((SELECT array_agg(g.tgname::text ORDER BY g.tgname) FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A')
 		AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'), '{}')
-	FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1) AND c.relkind IN ('r', 'p')`
+	FROM unnest($1::text[]) WITH ORDINALITY AS w(name, at) JOIN pg_class c ON c.oid = to_regclass(w.name) JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')`
 
-const colSQL = `SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), t.typname::text, a.attgenerated <> '', a.attidentity = 'a', a.attidentity <> '',
+const colSQL = `SELECT w.at::int, a.attname::text, format_type(a.atttypid, a.atttypmod), t.typname::text, a.attgenerated <> '', a.attidentity = 'a', a.attidentity <> '',
 	coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false)
-	FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-	WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attname COLLATE "C"`
+	FROM unnest($1::text[]) WITH ORDINALITY AS w(name, at) JOIN pg_attribute a ON a.attrelid = to_regclass(w.name) JOIN pg_type t ON t.oid = a.atttypid
+	LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+	WHERE a.attnum > 0 AND NOT a.attisdropped ORDER BY w.at, a.attname COLLATE "C"`
 
 const fkSQL = `SELECT conrelid, confrelid, conname::text, confrelid::regclass::text,
-	EXISTS (SELECT FROM unnest(conkey) k JOIN pg_attribute a ON a.attnum = k AND a.attrelid = conrelid WHERE a.attname = ANY ($2))
-	FROM pg_constraint WHERE contype = 'f' AND conrelid = ANY ($1) AND conparentid = 0 ORDER BY conname`
+	EXISTS (SELECT FROM unnest(conkey) k JOIN pg_attribute a ON a.attnum = k AND a.attrelid = conrelid WHERE a.attname = ANY ($2::text[]))
+	FROM pg_constraint WHERE contype = 'f' AND conrelid IN (SELECT to_regclass(name) FROM unnest($1::text[]) AS w(name)) AND conparentid = 0 ORDER BY conname`
 
-// load reads the catalog.
+const maySQL = "SELECT current_setting('is_superuser') = 'on' OR current_setting('server_version_num')::int >= 150000 AND has_parameter_privilege('session_replication_role', 'SET')"
+
+// load reads the catalog, in one exchange with the server.
 func (s *Store) load(ctx context.Context, q querier) (*catalog, error) {
+	names, tenantCols := make([]string, len(s.tables)), make([]string, len(s.tables))
+	for i, t := range s.tables {
+		names[i], tenantCols[i] = t.Name, t.TenantColumn
+	}
 	c := &catalog{byName: map[string]*table{}, loose: map[string][]string{}}
+	found := make([]*table, len(s.tables))
 	byOID := map[uint32]*table{}
-	var oids []uint32
-	for _, g := range s.tables {
-		t := &table{Table: g}
-		rows, err := q.Query(ctx, relSQL, g.Name)
-		if err != nil {
-			return nil, translate(err)
+	var refs []reference
+	b := &pgx.Batch{}
+	b.Queue(relSQL, names).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			t := &table{}
+			var at int
+			if err := rows.Scan(&at, &t.oid, &t.schema, &t.rel, &t.identity, &t.partitioned, &t.rowSecurity, &t.owned, &t.key, &t.triggers); err != nil {
+				return err
+			}
+			t.Table = s.tables[at-1]
+			found[at-1], byOID[t.oid] = t, t
 		}
-		found := rows.Next()
-		if found {
-			err = rows.Scan(&t.oid, &t.schema, &t.rel, &t.identity, &t.partitioned, &t.rowSecurity, &t.owned, &t.key, &t.triggers)
+		return rows.Err()
+	})
+	b.Queue(colSQL, names).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var at int
+			var col column
+			var generated bool
+			if err := rows.Scan(&at, &col.name, &col.typ, &col.base, &generated, &col.always, &col.identity, &col.hasSequence); err != nil {
+				return err
+			}
+			if t := found[at-1]; t != nil {
+				t.add(col, generated)
+			}
 		}
-		rows.Close()
-		if err == nil {
-			err = rows.Err()
+		return rows.Err()
+	})
+	b.Queue(fkSQL, names, tenantCols).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var r reference
+			if err := rows.Scan(&r.from, &r.to, &r.name, &r.target, &r.carries); err != nil {
+				return err
+			}
+			refs = append(refs, r)
 		}
-		if err != nil {
-			return nil, translate(err)
-		}
-		if !found {
-			c.missing = append(c.missing, g)
+		return rows.Err()
+	})
+	b.Queue(maySQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.mayReplica) })
+	if err := q.SendBatch(ctx, b).Close(); err != nil {
+		return nil, translate(err)
+	}
+	for i, t := range found {
+		if t == nil {
+			c.missing = append(c.missing, s.tables[i])
 			continue
 		}
-		if err := t.loadColumns(ctx, q); err != nil {
-			return nil, translate(err)
+		for _, k := range t.key {
+			if k != t.TenantColumn {
+				t.keys = append(t.keys, k)
+				t.keyAt = append(t.keyAt, slices.IndexFunc(t.cols, func(c column) bool { return c.name == k }))
+			}
 		}
 		c.tables = append(c.tables, t)
 		c.byName[t.Name] = t
-		byOID[t.oid] = t
-		oids = append(oids, t.oid)
 		c.replica = c.replica || len(t.triggers) > 0
 	}
-	if err := c.sortTables(ctx, q, byOID, oids); err != nil {
-		return nil, translate(err)
-	}
-	err := q.QueryRow(ctx, "SELECT current_setting('is_superuser') = 'on' OR current_setting('server_version_num')::int >= 150000 AND has_parameter_privilege('session_replication_role', 'SET')").Scan(&c.mayReplica)
-	return c, translate(err)
+	c.sortTables(byOID, refs)
+	return c, nil
 }
 
-func (t *table) loadColumns(ctx context.Context, q querier) error {
-	rows, err := q.Query(ctx, colSQL, t.oid)
-	if err != nil {
-		return err
+func (t *table) add(c column, generated bool) {
+	if generated {
+		t.gen = append(t.gen, c)
+		return
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var c column
-		var generated bool
-		if err := rows.Scan(&c.name, &c.typ, &c.base, &generated, &c.always, &c.identity, &c.hasSequence); err != nil {
-			return err
-		}
-		if generated {
-			t.gen = append(t.gen, c)
-			continue
-		}
-		t.generatedIdent = t.generatedIdent || c.always
-		t.alwaysData = t.alwaysData || c.always && !slices.Contains(t.key, c.name)
-		t.cols = append(t.cols, c)
-	}
-	for _, k := range t.key {
-		if k != t.TenantColumn {
-			t.keys = append(t.keys, k)
-			t.keyAt = append(t.keyAt, slices.IndexFunc(t.cols, func(c column) bool { return c.name == k }))
-		}
-	}
-	return rows.Err()
+	t.generatedIdent = t.generatedIdent || c.always
+	t.alwaysData = t.alwaysData || c.always && !slices.Contains(t.key, c.name)
+	t.cols = append(t.cols, c)
+}
+
+// reference is a foreign key.
+type reference struct {
+	from, to     uint32
+	name, target string
+	carries      bool // the tenant is part of it
 }
 
 // sortTables puts tables behind those that they refer to, and finds circles.
-func (c *catalog) sortTables(ctx context.Context, q querier, byOID map[uint32]*table, oids []uint32) error {
-	var tenantCols []string
-	for _, t := range c.tables {
-		tenantCols = append(tenantCols, t.TenantColumn)
-	}
-	rows, err := q.Query(ctx, fkSQL, oids, tenantCols)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
+func (c *catalog) sortTables(byOID map[uint32]*table, refs []reference) {
 	parents := map[*table]map[*table]bool{}
-	for rows.Next() {
-		var from, to uint32
-		var name, target string
-		var carries bool
-		if err := rows.Scan(&from, &to, &name, &target, &carries); err != nil {
-			return err
-		}
-		t := byOID[from]
-		if p := byOID[to]; p != nil {
+	for _, r := range refs {
+		t := byOID[r.from]
+		if p := byOID[r.to]; p != nil {
 			if parents[t] == nil {
 				parents[t] = map[*table]bool{}
 			}
 			parents[t][p] = true
-			if carries {
+			if r.carries {
 				continue
 			}
 		}
-		c.loose[t.Name] = append(c.loose[t.Name], name+" to "+target)
-	}
-	if err := rows.Err(); err != nil {
-		return err
+		c.loose[t.Name] = append(c.loose[t.Name], r.name+" to "+r.target)
 	}
 	var out []*table
 	placed := map[*table]bool{}
@@ -214,7 +216,6 @@ func (c *catalog) sortTables(ctx context.Context, q querier, byOID map[uint32]*t
 		t.order = i
 	}
 	c.tables = out
-	return nil
 }
 
 // usable fails unless every table has what a move needs.
