@@ -163,7 +163,7 @@ func (c *AgentClient) any(ctx context.Context, cell cells.CellID, key string, do
 		if h.Engine == "" {
 			continue // a process of an older or newer kind, next to those with a store
 		}
-		err := c.whileLive(ctx, h, do)
+		err := c.whileLive(ctx, h, false, do)
 		if err == nil {
 			return true, nil
 		}
@@ -185,8 +185,9 @@ const lapsePoll = 100 * time.Millisecond
 
 // whileLive gives an order, and gives it up with errGone when the process is no
 // longer among the live ones: one that is frozen takes connections and never
-// answers.
-func (c *AgentClient) whileLive(ctx context.Context, h Heartbeat, do func(ctx context.Context, h Heartbeat) error) error {
+// answers. Unless alone is set, it is not given up while there is no other process
+// that could do better; a process that is only slow may still answer.
+func (c *AgentClient) whileLive(ctx context.Context, h Heartbeat, alone bool, do func(ctx context.Context, h Heartbeat) error) error {
 	ctx, gone := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -201,7 +202,7 @@ func (c *AgentClient) whileLive(ctx context.Context, h Heartbeat, do func(ctx co
 				return
 			}
 			now, err := c.live(ctx, h.Cell, "")
-			if err == nil && !slices.ContainsFunc(now, func(o Heartbeat) bool { return o.Instance == h.Instance }) {
+			if err == nil && (alone || len(now) > 0) && !slices.ContainsFunc(now, func(o Heartbeat) bool { return o.Instance == h.Instance }) {
 				gone(errGone)
 				return
 			}

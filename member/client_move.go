@@ -58,7 +58,7 @@ func (c *AgentClient) Drain(ctx context.Context, route cells.TenantRoute) error 
 func (c *AgentClient) drainOne(ctx context.Context, h Heartbeat, route cells.TenantRoute) error {
 	refused := 0
 	for wait := drainRetryMin; ; wait = min(2*wait, drainRetryMax) {
-		err := c.whileLive(ctx, h, func(ctx context.Context, h Heartbeat) error {
+		err := c.whileLive(ctx, h, true, func(ctx context.Context, h Heartbeat) error {
 			return c.call(ctx, h, PathDrain, route, &struct{}{})
 		})
 		if err == nil {

@@ -50,7 +50,7 @@ type plane struct {
 
 func newPlane(t testing.TB) *plane {
 	t.Helper()
-	p := &plane{t: t, table: cells.NewMemTable(), fleet: channeltest.New(t, "test"), lapse: time.Second, every: 50 * time.Millisecond,
+	p := &plane{t: t, table: cells.NewMemTable(), fleet: channeltest.New(t, "test"), lapse: 10 * time.Second, every: 50 * time.Millisecond,
 		members: map[string]Heartbeat{}, seen: map[string]time.Time{}, changed: make(chan struct{})}
 	p.ch = p.fleet.Open(t, channel.RoleDirectory, "main")
 	p.up()
