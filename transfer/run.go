@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/cloister-dev/cloister/cells"
 )
 
@@ -48,28 +50,52 @@ func follow(ctx context.Context, m cells.MoveRef, src Source, imp Import) *run {
 	return r
 }
 
-// feed is what a run reads from: batches until closed, then err.
+// feed is what a run reads from: batches until done is closed, then err. What
+// arrives while a transaction is under way waits here and makes up the next one:
+// the busier the machine, the larger the transactions, which is what lets the
+// import keep up with the writers beside it.
 type feed struct {
 	in   chan Batch
+	room *semaphore.Weighted // bytes that may wait
 	done chan struct{}
 	err  error // set before done is closed
+}
+
+// Bounds of what waits in a feed: batches, and bytes of their data.
+const (
+	feedBatches = 1024
+	feedBytes   = 16 << 20
+	// batchCost is what a batch counts for besides its data.
+	batchCost = 256
+)
+
+func cost(b Batch) int64 { return min(int64(len(b.Data))+batchCost, feedBytes) }
+
+func (f *feed) put(ctx context.Context, b Batch) error {
+	if err := f.room.Acquire(ctx, cost(b)); err != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case f.in <- b:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (f *feed) took(b Batch) Batch {
+	f.room.Release(cost(b))
+	return b
 }
 
 func (r *run) loop(ctx context.Context) {
 	defer close(r.ended)
 	rctx, cancel := context.WithCancelCause(ctx)
-	f := &feed{in: make(chan Batch, 8), done: make(chan struct{})}
+	f := &feed{in: make(chan Batch, feedBatches), room: semaphore.NewWeighted(feedBytes), done: make(chan struct{})}
 	from := r.imp.State().Applied
 	go func() {
 		defer close(f.done)
-		f.err = r.src.Changes(rctx, r.m, from, func(b Batch) error {
-			select {
-			case f.in <- b:
-				return nil
-			case <-rctx.Done():
-				return context.Cause(rctx)
-			}
-		})
+		f.err = r.src.Changes(rctx, r.m, from, func(b Batch) error { return f.put(rctx, b) })
 		if f.err == nil {
 			f.err = cells.ErrUnavailable
 		}
@@ -91,12 +117,12 @@ func (r *run) next(ctx context.Context, f *feed, between bool) (Batch, error) {
 	for {
 		select {
 		case b := <-f.in:
-			return b, nil
+			return f.took(b), nil
 		default:
 		}
 		select {
 		case b := <-f.in:
-			return b, nil
+			return f.took(b), nil
 		case do := <-calls:
 			do()
 		case <-r.quit:

@@ -114,6 +114,9 @@ func printMoveReport(w io.Writer, store string, r *load.MoveReport) error {
 		return err
 	}
 	fmt.Fprintf(w, "copy rate            %.0f rows/s, %s/s (snapshot, catch-up and first verification together)\n", rate, size(int64(bytes)))
+	if err := printCuts(w, r.Moves); err != nil {
+		return err
+	}
 	tally := func(name string, t load.Tally, p99 time.Duration) {
 		fmt.Fprintf(w, "%-20s %d requests (%d writes), p99 %s: %d failed, %d lost, %d duplicated, %d phantom\n", name, t.Requests, t.Writes, short(p99), t.Failed, t.Lost, t.Duplicated, t.Phantom)
 		if t.FirstFailure != "" {
@@ -124,4 +127,24 @@ func printMoveReport(w io.Writer, store string, r *load.MoveReport) error {
 	tally("other tenants", r.Others, r.OtherP99)
 	fmt.Fprintf(w, "events               %d received, %d gaps, %d repeats, %d missing at the end, %d reconnections\n", r.Events, r.Gaps, r.Repeats, r.MissedInEnd, r.Reconnects)
 	return nil
+}
+
+// printCuts shows where the pause goes.
+func printCuts(w io.Writer, moves []load.Moved) error {
+	var names []string
+	took := map[string][]time.Duration{}
+	for _, m := range moves {
+		for _, s := range m.Cut {
+			if took[s.Step] == nil {
+				names = append(names, s.Step)
+			}
+			took[s.Step] = append(took[s.Step], s.Took)
+		}
+	}
+	rows := [][]string{append([]string{"step of the cut"}, names...), {"p50"}, {"max"}}
+	for _, n := range names {
+		rows[1] = append(rows[1], short(load.Percentile(took[n], 50)))
+		rows[2] = append(rows[2], short(load.Percentile(took[n], 100)))
+	}
+	return table(w, rows)
 }

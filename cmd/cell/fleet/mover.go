@@ -44,6 +44,9 @@ func (m Mover) Move(ctx context.Context, tenant, to string) (load.Moved, error) 
 	})
 	out := load.Moved{ID: string(mv.ID), From: string(mv.From), To: string(mv.To), Predicted: mv.Predicted, Pause: mv.Pause, Rows: mv.Rows, Bytes: mv.Bytes}
 	for _, s := range mv.Steps {
+		if !out.CutFrom.IsZero() && out.CutTo.IsZero() {
+			out.Cut = append(out.Cut, load.CutStep{Step: s.Step, Took: s.Took})
+		}
 		switch cells.Step(s.Step) {
 		case cells.StepPrepare:
 			out.Copy = s.Took

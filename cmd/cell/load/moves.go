@@ -37,6 +37,14 @@ type Moved struct {
 	// CutFrom and CutTo bound the cut by this machine's clock.
 	CutFrom time.Time `json:"cut_from"`
 	CutTo   time.Time `json:"cut_to"`
+	// Cut is how long each step of the cut took, in order.
+	Cut []CutStep `json:"cut"`
+}
+
+// CutStep is one step of a cut.
+type CutStep struct {
+	Step string        `json:"step"`
+	Took time.Duration `json:"took_ns"`
 }
 
 // MoveRun describes a run: one tenant moved back and forth while it and others
