@@ -247,8 +247,10 @@ func (s *Service) bulkGet(ctx context.Context, t cells.TenantID, body []byte) (a
 
 type page struct {
 	Items []Item `json:"items"`
-	// Cursor continues after the last item; "" on the last page.
+	// Cursor continues a list after the last item; "" on the last page.
 	Cursor string `json:"cursor,omitempty"`
+	// Before continues a history below the last item; 0 on the last page.
+	Before int64 `json:"before,omitempty"`
 }
 
 func pageSize(limit int) (int, error) {
@@ -282,14 +284,13 @@ func (s *Service) list(ctx context.Context, t cells.TenantID, body []byte) (any,
 	if err != nil {
 		return nil, fmt.Errorf("%w: cursor is not one that this service gave", ErrBadRequest)
 	}
-	items, err := s.store.List(ctx, t, in.Namespace, in.Prefix, string(after), limit+1)
+	items, more, err := s.store.List(ctx, t, in.Namespace, in.Prefix, string(after), limit)
 	if err != nil {
 		return nil, err
 	}
 	p := page{Items: items}
-	if len(items) > limit {
-		p.Items = items[:limit]
-		p.Cursor = base64.RawURLEncoding.EncodeToString([]byte(items[limit-1].Key))
+	if more {
+		p.Cursor = base64.RawURLEncoding.EncodeToString([]byte(items[len(items)-1].Key))
 	}
 	return p, nil
 }
@@ -310,11 +311,15 @@ func (s *Service) history(ctx context.Context, t cells.TenantID, body []byte) (a
 	if err != nil {
 		return nil, err
 	}
-	items, err := s.store.History(ctx, t, in.Ref, in.Before, limit)
+	items, more, err := s.store.History(ctx, t, in.Ref, in.Before, limit)
 	if err != nil {
 		return nil, err
 	}
-	return page{Items: items}, nil
+	p := page{Items: items}
+	if more {
+		p.Before = items[len(items)-1].Version
+	}
+	return p, nil
 }
 
 // HeaderTenant names the tenant by a request header, or "default" without it: for

@@ -56,6 +56,7 @@ type reply struct {
 	Code   string
 	Items  []memory.Item
 	Cursor string
+	Before int64
 }
 
 func post(t *testing.T, base, op, tenant, body string) reply {
@@ -275,5 +276,63 @@ func TestNoAdmissionIsRefused(t *testing.T) {
 	}
 	if _, err := s.Write(t.Context(), "t", "memory.set", []memory.Write{{Ref: memory.Ref{Namespace: "n", Key: "k"}, Value: json.RawMessage("1")}}); !errors.Is(err, cells.ErrFenced) {
 		t.Fatalf("write without an admission: %v", err)
+	}
+}
+
+// However large the values are, an answer is not: pages end early and say so.
+func TestAnswersAreBounded(t *testing.T) {
+	s, err := memory.OpenSQLite(t.Context(), filepath.Join(t.TempDir(), "m.db"), memory.OpenOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	srv := httptest.NewServer(memory.New(s, memory.Options{Tenant: memory.HeaderTenant("X-Tenant")}).Handler())
+	t.Cleanup(srv.Close)
+	const n = 18
+	value := strings.Repeat("x", memory.MaxValue-2)
+	var refs []string
+	for i := range n {
+		for _, key := range []string{fmt.Sprintf("k%02d", i), "same"} {
+			if r := post(t, srv.URL, "set", "t", fmt.Sprintf(`{"namespace":"n","key":%q,"value":%q}`, key, value)); r.status != 200 {
+				t.Fatalf("set: %+v", r)
+			}
+		}
+		refs = append(refs, fmt.Sprintf(`{"namespace":"n","key":"k%02d"}`, i))
+	}
+	all := func(op, body string, next func(r reply) string) (items, pages int) {
+		for more := ""; ; {
+			r := post(t, srv.URL, op, "t", fmt.Sprintf(body, more))
+			if r.status != 200 || len(r.Items) == 0 || len(r.Items) > 16 {
+				t.Fatalf("%s: status %d, %d items", op, r.status, len(r.Items))
+			}
+			items, pages = items+len(r.Items), pages+1
+			if more = next(r); more == "" {
+				return items, pages
+			}
+		}
+	}
+	items, pages := all("list", `{"namespace":"n"%s}`, func(r reply) string {
+		if r.Cursor == "" {
+			return ""
+		}
+		return fmt.Sprintf(`,"cursor":%q`, r.Cursor)
+	})
+	if items != n+1 || pages != 2 {
+		t.Errorf("list gave %d items on %d pages", items, pages)
+	}
+	items, pages = all("history", `{"namespace":"n","key":"same"%s}`, func(r reply) string {
+		if r.Before == 0 {
+			return ""
+		}
+		return fmt.Sprintf(`,"before":%d`, r.Before)
+	})
+	if items != n || pages != 2 {
+		t.Errorf("history gave %d items on %d pages", items, pages)
+	}
+	if r := post(t, srv.URL, "bulk_get", "t", `{"items":[`+strings.Join(refs, ",")+`]}`); r.status != 413 || r.Code != string(cells.CodeTooLarge) {
+		t.Errorf("bulk_get of too much: %d %s", r.status, r.Code)
+	}
+	if r := post(t, srv.URL, "bulk_get", "t", `{"items":[`+strings.Join(refs[:4], ",")+`]}`); r.status != 200 || len(r.Items) != 4 {
+		t.Errorf("bulk_get: %d, %d items", r.status, len(r.Items))
 	}
 }

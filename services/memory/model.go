@@ -21,6 +21,7 @@ const (
 	MaxBulk      = 1000    // items in one bulk request
 	MaxPage      = 1000    // items in one page
 	maxBody      = 16 << 20
+	maxAnswer    = 16 << 20 // bytes of values in one answer
 )
 
 // Ref names one memory of the tenant.

@@ -175,22 +175,35 @@ func (s *Store) selectItems(ctx context.Context, q Querier, tenant cells.TenantI
 	if lock {
 		b.text(s.d.lock())
 	}
-	return s.query(ctx, q, b)
+	most := maxAnswer
+	if lock {
+		most = 0 // all of them are needed
+	}
+	out, more, err := s.query(ctx, q, b, most)
+	if more {
+		err = &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("the values have more than %d bytes together; ask for fewer", maxAnswer)}
+	}
+	return out, err
 }
 
-func (s *Store) query(ctx context.Context, q Querier, b *statement) ([]Item, error) {
+// query returns what was selected. With most, it stops before the values have more
+// bytes than that, but not before the first; more says that it did.
+func (s *Store) query(ctx context.Context, q Querier, b *statement, most int) (out []Item, more bool, _ error) {
 	rows, err := q.QueryContext(ctx, s.d.rebind(b.sql.String()), b.args...)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer rows.Close()
-	var out []Item
+	size := 0
 	for rows.Next() {
 		var it Item
 		var value sql.NullString
 		var at int64
 		if err := rows.Scan(&it.Namespace, &it.Key, &value, &it.Version, &it.EventSeq, &it.Epoch, &it.Cell, &it.Deleted, &at); err != nil {
-			return nil, err
+			return nil, false, err
+		}
+		if size += len(value.String); most > 0 && size > most && len(out) > 0 {
+			return out, true, nil
 		}
 		if value.Valid {
 			it.Value = json.RawMessage(value.String)
@@ -198,7 +211,16 @@ func (s *Store) query(ctx context.Context, q Querier, b *statement) ([]Item, err
 		it.At = time.UnixMicro(at).UTC()
 		out = append(out, it)
 	}
-	return out, rows.Err()
+	return out, false, rows.Err()
+}
+
+// page is query for one page of at most limit items and maxAnswer bytes of values.
+func (s *Store) page(ctx context.Context, q Querier, b *statement, limit int) (out []Item, more bool, err error) {
+	b.text(" LIMIT ").arg(limit + 1)
+	if out, more, err = s.query(ctx, q, b, maxAnswer); len(out) > limit {
+		out, more = out[:limit], true
+	}
+	return out, more, err
 }
 
 func (s *Store) keepHistory(ctx context.Context, tx Tx, tenant cells.TenantID, old []Item) error {
@@ -270,10 +292,10 @@ func (s *Store) Read(ctx context.Context, tenant cells.TenantID, refs []Ref) ([]
 	return out, err
 }
 
-// List returns a namespace's memories in key order, after a key, at most limit.
-func (s *Store) List(ctx context.Context, tenant cells.TenantID, namespace, prefix, after string, limit int) ([]Item, error) {
-	var out []Item
-	err := s.d.read(ctx, tenant, func(ctx context.Context, q Querier) error {
+// List returns a namespace's memories in key order, after a key: at most limit, and
+// fewer when they are large. more says that others follow.
+func (s *Store) List(ctx context.Context, tenant cells.TenantID, namespace, prefix, after string, limit int) (out []Item, more bool, err error) {
+	err = s.d.read(ctx, tenant, func(ctx context.Context, q Querier) error {
 		b := newStatement("SELECT "+itemColumns+" FROM memory_items WHERE NOT deleted AND tenant = ", string(tenant))
 		b.text(" AND namespace = ").arg(namespace)
 		b.text(" AND key > ").arg(after)
@@ -281,38 +303,36 @@ func (s *Store) List(ctx context.Context, tenant cells.TenantID, namespace, pref
 			b.text(" AND key >= ").arg(prefix)
 			b.text(" AND substr(key, 1, ").arg(len([]rune(prefix))).text(") = ").arg(prefix)
 		}
-		b.text(" ORDER BY key LIMIT ").arg(limit)
-		var err error
-		out, err = s.query(ctx, q, b)
+		b.text(" ORDER BY key")
+		out, more, err = s.page(ctx, q, b, limit)
 		return err
 	})
 	if out == nil {
 		out = []Item{}
 	}
-	return out, err
+	return out, more, err
 }
 
 // History returns a memory's versions, newest first, below version before (0:
-// from the newest), at most limit.
-func (s *Store) History(ctx context.Context, tenant cells.TenantID, ref Ref, before int64, limit int) ([]Item, error) {
+// from the newest): at most limit, and fewer when they are large. more says that
+// others follow.
+func (s *Store) History(ctx context.Context, tenant cells.TenantID, ref Ref, before int64, limit int) (out []Item, more bool, err error) {
 	if before <= 0 {
 		before = 1<<63 - 1
 	}
-	var out []Item
-	err := s.d.read(ctx, tenant, func(ctx context.Context, q Querier) error {
+	err = s.d.read(ctx, tenant, func(ctx context.Context, q Querier) error {
 		b := newStatement("SELECT "+itemColumns+" FROM (SELECT * FROM memory_items UNION ALL SELECT * FROM memory_history) AS v WHERE tenant = ", string(tenant))
 		b.text(" AND namespace = ").arg(ref.Namespace)
 		b.text(" AND key = ").arg(ref.Key)
 		b.text(" AND version < ").arg(before)
-		b.text(" ORDER BY version DESC LIMIT ").arg(limit)
-		var err error
-		out, err = s.query(ctx, q, b)
+		b.text(" ORDER BY version DESC")
+		out, more, err = s.page(ctx, q, b, limit)
 		return err
 	})
 	if err == nil && len(out) == 0 {
 		err = ErrNoItem
 	}
-	return out, err
+	return out, more, err
 }
 
 // statement builds a query with $n parameters.

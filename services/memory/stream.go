@@ -48,6 +48,7 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ctx := cells.MarkStream(r.Context())
+	begun := false
 	for ctx.Err() == nil {
 		events, err := s.events.Events(ctx, tenant, after, 256)
 		if err != nil {
@@ -57,6 +58,11 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		for _, e := range events {
+			if begun && e.Seq != after+1 {
+				// The rows are being removed behind a process that slept through the cut.
+				return
+			}
+			begun = true
 			data, err := json.Marshal(e)
 			if err != nil {
 				return

@@ -135,7 +135,10 @@ func (c *Client) History(ctx context.Context, ns, key string) ([]Item, error) {
 	var all []Item
 	before := int64(0)
 	for {
-		var p struct{ Items []Item }
+		var p struct {
+			Items  []Item
+			Before int64
+		}
 		err := c.Call(ctx, "history", map[string]any{"namespace": ns, "key": key, "before": before, "limit": 1000}, &p)
 		if se, ok := err.(*StatusError); ok && se.Status == http.StatusNotFound {
 			return all, nil
@@ -144,10 +147,10 @@ func (c *Client) History(ctx context.Context, ns, key string) ([]Item, error) {
 			return nil, err
 		}
 		all = append(all, p.Items...)
-		if len(p.Items) < 1000 {
+		if p.Before == 0 {
 			return all, nil
 		}
-		before = p.Items[len(p.Items)-1].Version
+		before = p.Before
 	}
 }
 
