@@ -50,11 +50,19 @@ command. In it {listen}, {store}, {dsn}, {cell}, {version} and {state} are repla
 			if len(names) > 0 {
 				cfg.Cells = nil
 				for _, n := range names {
-					cfg.Cells = append(cfg.Cells, fleet.Cell{Name: n, Replicas: replicas})
+					cfg.Cells = append(cfg.Cells, fleet.Cell{Name: n})
 				}
 			}
 			if err := cfg.Complete(); err != nil {
 				return &usageError{err}
+			}
+			if fl.Changed("replicas") {
+				for i := range cfg.Cells {
+					cfg.Cells[i].Replicas = replicas
+				}
+				if err := cfg.Complete(); err != nil { // the same bounds
+					return &usageError{err}
+				}
 			}
 			return a.dev(cmd.Context(), cfg, demo, exit)
 		},
@@ -64,7 +72,7 @@ command. In it {listen}, {store}, {dsn}, {cell}, {version} and {state} are repla
 	f.StringVar(&listen, "listen", "127.0.0.1:8080", "the edge's public address; port 0 picks one")
 	f.StringVar(&store, "store", "sqlite", "what each cell keeps its tenants in: sqlite or postgres (a private cluster for each cell)")
 	f.StringSliceVar(&names, "cells", nil, "names of the cells; default cell-a,cell-b")
-	f.IntVar(&replicas, "replicas", 1, "processes of each cell of --cells")
+	f.IntVar(&replicas, "replicas", 1, "processes of each cell")
 	f.StringVar(&defaultCell, "default-cell", "", "cell that serves tenants without a route; default: none does")
 	f.StringVar(&service, "service", "", "the command that runs the service in every cell")
 	f.BoolVar(&demo, "demo", false, "do the main job once: place two tenants, use them, move one under load")

@@ -372,7 +372,9 @@ also shows an edge that is behind.`,
 			if len(q) == 0 {
 				return usagef("name a tenant, or a --host, --path or --header")
 			}
-			req, err := http.NewRequestWithContext(cmd.Context(), http.MethodGet, router+"/cells/v1/explain?"+q.Encode(), nil)
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
+			defer cancel()
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, router+"/cells/v1/explain?"+q.Encode(), nil)
 			if err != nil {
 				return &usageError{err}
 			}

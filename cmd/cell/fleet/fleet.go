@@ -276,7 +276,7 @@ func (f *Fleet) waitReady(ctx context.Context) error {
 	if err := waitOK(ctx, f.Info.EdgeAdmin+"/readyz", f.Procs.Proc("edge").Log()); err != nil {
 		return fmt.Errorf("edge: %w", err)
 	}
-	return poll(ctx, func() (bool, string, error) {
+	return poll(ctx, func(ctx context.Context) (bool, string, error) {
 		if err := f.crashing(); err != nil {
 			return false, "", err
 		}
@@ -313,13 +313,13 @@ func (f *Fleet) crashing() error {
 
 // poll asks until the answer is yes or an error, at most 60 s; the reason of the
 // last no is in the error.
-func poll(ctx context.Context, ask func() (ok bool, why string, err error)) error {
+func poll(ctx context.Context, ask func(ctx context.Context) (ok bool, why string, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		ok, why, err := ask()
+		ok, why, err := ask(ctx)
 		if ok || err != nil {
 			return err
 		}
@@ -332,7 +332,7 @@ func poll(ctx context.Context, ask func() (ok bool, why string, err error)) erro
 }
 
 func waitOK(ctx context.Context, url, log string) error {
-	return poll(ctx, func() (bool, string, error) {
+	return poll(ctx, func(ctx context.Context) (bool, string, error) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return false, "", err
