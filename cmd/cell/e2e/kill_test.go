@@ -54,8 +54,8 @@ func TestKillAtEveryStep(t *testing.T) {
 					mv := e.startMove("moving", string(to), ns)
 					e.waitHalted()
 					killed := map[string]string{"driver": "directory", "source": string(from) + "-1", "target": string(to) + "-1"}[victim]
+					e.kill(killed) // first: a driver that is let go is at another step
 					e.release()
-					e.kill(killed)
 					end := e.settle(mv.ID)
 					owner := e.cellOf("moving")
 					mustBeClean(t, "moving", stop(), true)
