@@ -353,13 +353,6 @@ also shows an edge that is behind.`,
 		Example: "  cell explain acme\n  cell explain --path /t/acme/v1/x\n  cell explain --header 'X-Tenant: acme'",
 		Args:    cobra.MaximumNArgs(1), ValidArgsFunction: a.completeTenants,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if router == "" {
-				info, err := fleet.ReadInfo(a.stateDir)
-				if err != nil {
-					return err
-				}
-				router = info.EdgeAdmin
-			}
 			q := url.Values{}
 			if len(args) == 1 {
 				q.Set("tenant", args[0])
@@ -371,6 +364,13 @@ also shows an edge that is behind.`,
 			}
 			if len(q) == 0 {
 				return usagef("name a tenant, or a --host, --path or --header")
+			}
+			if router == "" {
+				info, err := fleet.ReadInfo(a.stateDir)
+				if err != nil {
+					return err
+				}
+				router = info.EdgeAdmin
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
 			defer cancel()
