@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/cenkalti/backoff/v5"
 )
@@ -136,7 +137,7 @@ func (c *MoveController) Delete(ctx context.Context, tenant TenantID, actor stri
 			// Whoever moved or re-created it meanwhile did not know; the caller decides.
 			return fmt.Errorf("%w: tenant %s went from epoch %d to %d", ErrConflict, tenant, epoch, row.Epoch)
 		}
-		next, wrote, err := c.write(ctx, row, Event{Kind: EventDelete, Epoch: epoch, Move: newMoveID("del"),
+		next, wrote, err := c.write(ctx, row, Event{Kind: EventDelete, Epoch: epoch, Move: newMoveID(strings.TrimSuffix(deletionPrefix, "-")),
 			OwnsData: c.mover != nil, Actor: actor}, briefly)
 		if errors.Is(err, errChanged) {
 			continue
@@ -158,15 +159,20 @@ func (c *MoveController) Delete(ctx context.Context, tenant TenantID, actor stri
 
 // finishDelete performs the effects of DELETING and writes the tombstone.
 func (c *MoveController) finishDelete(ctx context.Context, row TenantRoute) error {
-	ev := StepEvent{Tenant: row.TenantID, Step: StepFence, Route: row.Clone()}
 	for _, e := range Effects(row) {
-		if e.Kind != EffectCloseFence || c.fencer == nil {
-			continue
+		ev := StepEvent{Tenant: row.TenantID, Step: StepFence, Route: row.Clone()}
+		order := func() error { return nil }
+		switch {
+		case e.Kind == EffectCloseFence && c.fencer != nil:
+			order = func() error { return c.fencer.Close(ctx, e.Fence) }
+		case e.Kind == EffectPauseEvents:
+			ev.Step = StepEvents
+			if c.barrier != nil {
+				// A publication at work must not outlive the tombstone.
+				order = func() error { _, err := c.barrier.Pause(ctx, e.Barrier); return err }
+			}
 		}
-		_, err := retry(ctx, briefly, func() (struct{}, error) {
-			return struct{}{}, c.fencer.Close(ctx, e.Fence)
-		})
-		if err != nil {
+		if _, err := retry(ctx, briefly, func() (struct{}, error) { return struct{}{}, order() }); err != nil {
 			if now, rerr := c.read(ctx, row.TenantID, briefly); rerr == nil && now.Revision != row.Revision {
 				return errChanged
 			}
@@ -174,9 +180,9 @@ func (c *MoveController) finishDelete(ctx context.Context, row TenantRoute) erro
 			c.emit(ev)
 			return fmt.Errorf("tenant %s is being deleted, to be resumed: %w", row.TenantID, err)
 		}
-	}
-	if err := c.done(ctx, ev); err != nil {
-		return err
+		if err := c.done(ctx, ev); err != nil {
+			return err
+		}
 	}
 	next, wrote, err := c.write(ctx, row, Event{Kind: EventDeleted, Epoch: row.Epoch}, briefly)
 	if err != nil || !wrote {

@@ -112,7 +112,9 @@ func Effects(r TenantRoute) []Effect {
 		if i := residueOf(r, r.CellID); i >= 0 {
 			move = r.Residue[i].Move
 		}
-		out = append(out, fence(EffectCloseFence, move))
+		pause := barrier(EffectPauseEvents)
+		pause.Mark, pause.Barrier.Move = 0, move
+		out = append(out, fence(EffectCloseFence, move), pause)
 	}
 	if r.State == StateActive && r.MoveID == "" || r.State == StateDeleted {
 		for _, e := range r.Reclaimable() {

@@ -99,6 +99,9 @@ func (p MovePlan) validate() error {
 	if p.FromCell == p.ToCell {
 		return fmt.Errorf("%w: a move from %s to itself", ErrInvalid, p.ToCell)
 	}
+	if p.MoveID.Deletion() {
+		return fmt.Errorf("%w: move ids that begin with %q belong to deletions", ErrInvalid, deletionPrefix)
+	}
 	if p.MoveID != "" {
 		return p.MoveID.Validate()
 	}

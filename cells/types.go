@@ -4,6 +4,7 @@ package cells
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -209,6 +210,14 @@ type TenantRoute struct {
 	// Revision is the table's revision of this row's last change; set by the table.
 	Revision Revision `json:"revision"`
 }
+
+// deletionPrefix begins the ids that deletions give their residue; moves cannot
+// have it.
+const deletionPrefix = "del-"
+
+// Deletion reports whether the id is that of a deletion, whose rows were neither
+// captured nor brought by any move: they are the tenant's own.
+func (m MoveID) Deletion() bool { return strings.HasPrefix(string(m), deletionPrefix) }
 
 // Residue is a cell that lost a cut and may still hold rows.
 type Residue struct {

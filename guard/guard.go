@@ -65,6 +65,12 @@ type Keeper interface {
 	// out) and lets the relay publish what is not yet published.
 	StartEvents(ctx context.Context, o cells.BarrierOrder, mark cells.EventSeq) error
 
+	// ForgetEvents drops the numbering of a tenant whose rows were removed here, while
+	// its fence is closed at exactly o.Epoch by o.Move: where the tenant comes back to, it is
+	// numbered by what comes with it, or from 1. [cells.ErrStaleOrder] otherwise.
+	// Idempotent.
+	ForgetEvents(ctx context.Context, o cells.FenceOrder) error
+
 	// MovedTables are the guard's own tables whose rows belong to the tenant and
 	// travel with it: the outbox, and how far it was published.
 	MovedTables() []Table

@@ -35,6 +35,8 @@ func (k *memKeeper) Install(_ context.Context, t []guard.Table) error {
 
 func (k *memKeeper) MovedTables() []guard.Table { return nil }
 
+func (k *memKeeper) ForgetEvents(context.Context, cells.FenceOrder) error { return nil }
+
 func (k *memKeeper) OpenFence(_ context.Context, o cells.FenceOrder) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

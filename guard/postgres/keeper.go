@@ -306,6 +306,19 @@ func (c *core) StartEvents(ctx context.Context, o cells.BarrierOrder, mark cells
 	return err
 }
 
+// ForgetEvents implements [guard.Keeper].
+func (c *core) ForgetEvents(ctx context.Context, o cells.FenceOrder) error {
+	if err := rules.Check(c.cell, o.Cell, o.Tenant, o.Epoch, o.Move); err != nil {
+		return err
+	}
+	return c.inOrder(ctx, func(ctx context.Context, tx txn) error {
+		if err := c.admitClosed(ctx, tx, o.Tenant, o.Epoch, o.Move); err != nil {
+			return err
+		}
+		return tx.exec(ctx, c.q(`DELETE FROM @s.outbox_head WHERE tenant = $1`), string(o.Tenant))
+	})
+}
+
 // setPublished records how far the tenant was published, never backwards.
 func (c *core) setPublished(ctx context.Context, tx txn, tenant string, seq int64) error {
 	if err := c.relayMark(ctx, tx, tenant); err != nil {

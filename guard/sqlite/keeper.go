@@ -373,6 +373,21 @@ func (g *Guard) StartEvents(ctx context.Context, o cells.BarrierOrder, mark cell
 	return err
 }
 
+// ForgetEvents implements [guard.Keeper].
+func (g *Guard) ForgetEvents(ctx context.Context, o cells.FenceOrder) error {
+	if err := rules.Check(g.cell, o.Cell, o.Tenant, o.Epoch, o.Move); err != nil {
+		return err
+	}
+	return g.inOrder(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		if err := g.AdmitClosed(ctx, tx, o.Tenant, o.Epoch, o.Move); err != nil {
+			return err
+		}
+		defer g.forget(tx)
+		_, err := tx.ExecContext(ctx, `DELETE FROM cell_outbox_head WHERE tenant = ?`, string(o.Tenant))
+		return err
+	})
+}
+
 // setPublished records how far the tenant was published, never backwards.
 func setPublished(ctx context.Context, tx *sql.Tx, tenant cells.TenantID, seq cells.EventSeq) error {
 	_, err := tx.ExecContext(ctx, `INSERT INTO cell_outbox_published (tenant, seq) VALUES (?, ?)

@@ -16,15 +16,19 @@ import (
 
 // Discard implements transfer.Sink.
 func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, opts transfer.RemoveOptions) error {
-	if err := s.cfg.Keeper.CloseFence(ctx, cells.FenceOrder{Cell: r.Cell, Tenant: tenant, Epoch: r.Epoch, Move: r.Move}); err != nil {
+	order := cells.FenceOrder{Cell: r.Cell, Tenant: tenant, Epoch: r.Epoch, Move: r.Move}
+	if err := s.cfg.Keeper.CloseFence(ctx, order); err != nil {
 		return err
 	}
 	cat, err := s.usables(ctx, s.pool)
 	if err != nil {
 		return err
 	}
-	known := false
+	known := r.Move.Deletion()
 	err = s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx pgx.Tx) error {
+		if known {
+			return nil
+		}
 		if err := tx.QueryRow(ctx, s.q(`SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move = $1 AND tenant = $2) OR EXISTS (SELECT FROM @s.transfer_capture WHERE move = $1 AND tenant = $2)`),
 			string(r.Move), string(tenant)).Scan(&known); err != nil || known {
 			return err
@@ -56,6 +60,9 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 		if err != nil {
 			return err
 		}
+	}
+	if err := s.cfg.Keeper.ForgetEvents(ctx, order); err != nil {
+		return err
 	}
 	return s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx pgx.Tx) error {
 		name, err := anyRows(ctx, tx, cat, tenant)

@@ -23,7 +23,10 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 		return err
 	}
 	err := s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx *sql.Tx) error {
-		var known bool
+		known := r.Move.Deletion()
+		if known {
+			return nil
+		}
 		if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM cell_transfer_import WHERE move = ?1 AND tenant = ?2)
 			OR EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ?1 AND tenant = ?2)`, r.Move, tenant).Scan(&known); err != nil {
 			return err
@@ -43,6 +46,9 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 	}
 	err = s.removeRows(ctx, tenant, opts, func(f func(*sql.Tx) error) error { return s.admitted(ctx, tenant, r.Epoch, r.Move, f) })
 	if err != nil {
+		return err
+	}
+	if err := s.cfg.Keeper.ForgetEvents(ctx, order); err != nil {
 		return err
 	}
 	return s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx *sql.Tx) error {

@@ -205,8 +205,26 @@ func TestCommands(t *testing.T) {
 	run(0, "DELETED", "tenants", "delete", "acme", "--yes")
 	run(0, "acme", "tenants", "--deleted")
 	run(3, "UNKNOWN_TENANT", "which", "acme")
+	e.eventually("the deleted tenant's rows are removed", 30*time.Second, func() bool {
+		r, err := e.cl.Tenant(t.Context(), "acme")
+		return err == nil && r.Route != nil && len(r.Route.Residue) == 0
+	})
 	run(0, "epoch", "place", "acme", "--cell", "us-1")
 	if r, err := e.cl.Tenant(t.Context(), "acme"); err != nil || r.Route.Epoch < 5 {
 		t.Errorf("a tenant that was created again must start above its old epochs: %+v, %v", r.Route, err)
 	}
+	// In its second life it has none of the old rows, and events from 1 without a gap.
+	if err := load.WaitServed(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if it, err := c.Get(t.Context(), "n", "row-00000001"); err == nil {
+		t.Errorf("a row of the deleted tenant is there: %+v", it)
+	}
+	for want := uint64(1); want <= 3; want++ {
+		if it, err := c.Set(t.Context(), "n", "k", want, -1); err != nil || it.EventSeq != want {
+			t.Errorf("event %d of the second life has number %d, %v", want, it.EventSeq, err)
+		}
+	}
+	run(0, "takes new", "cells", "set", "eu-1", "--open")
+	run(0, "pause", "move", "acme", "--to", "eu-1")
 }
