@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -33,6 +34,8 @@ type drive struct {
 	last      time.Time
 	// decided: this driver's commit may have been written. Nothing rolls back.
 	decided bool
+	// told are the effects that were reported.
+	told []reported
 }
 
 func (c *MoveController) newDrive(m MoveRef, row TenantRoute) *drive {
@@ -355,11 +358,28 @@ func (d *drive) write(ctx context.Context, step Step, ev Event, p patience) (wro
 }
 
 // effect records that a step is done.
+// effect reports a step that is done, once for each row: an order that is repeated
+// because the one behind it fails is no new step.
 func (d *drive) effect(ctx context.Context, step Step) error {
+	at := reported{step, d.row.Revision}
+	if slices.Contains(d.told, at) {
+		return nil
+	}
+	d.told = append(d.told, at)
 	now := d.c.now()
 	d.steps = append(d.steps, StepTiming{Step: step, At: now, Took: now.Sub(d.last)})
 	d.last = now
-	return d.c.done(ctx, StepEvent{Tenant: d.ref.Tenant, Move: d.ref, Step: step, Route: d.row.Clone()})
+	ev := StepEvent{Tenant: d.ref.Tenant, Move: d.ref, Step: step, Route: d.row.Clone()}
+	if step == StepPrepare {
+		ev.Predicted = d.predicted
+	}
+	return d.c.done(ctx, ev)
+}
+
+// reported is a step of one row.
+type reported struct {
+	step Step
+	row  Revision
 }
 
 func (d *drive) failed(step Step, err error) error {

@@ -46,6 +46,8 @@ type StepEvent struct {
 	Route TenantRoute `json:"route"`
 	// Progress is set while the step is going on.
 	Progress *Progress `json:"progress,omitempty"`
+	// Predicted is the pause that is expected of the cut; set with StepPrepare.
+	Predicted time.Duration `json:"predicted,omitempty"`
 	// Err is set when the step failed. A step may be tried again after that.
 	Err error     `json:"-"`
 	At  time.Time `json:"at"`

@@ -119,6 +119,11 @@ func (t *tracker) flush(ctx context.Context) error {
 	if t.progress == p {
 		t.progress = nil
 	}
+	// A rollback that was asked for while this was being written is in the store, but
+	// not in what was read for this write.
+	if t.rec.Cancel && !rec.Cancel {
+		rec.Cancel, rec.Reason = true, t.rec.Reason
+	}
 	t.rec, t.written = rec, rec.State
 	for _, fn := range t.pending {
 		fn(&t.rec)
@@ -232,6 +237,8 @@ func (t *tracker) noteStep(ev cells.StepEvent) {
 			m.Base = base
 		}
 		switch ev.Step {
+		case cells.StepPrepare:
+			m.Predicted = ev.Predicted
 		case cells.StepQuiesce:
 			m.Advance(api.MoveCutting)
 		case cells.StepCommit:
@@ -280,7 +287,7 @@ func (t *tracker) concluded(state api.MoveState, row *cells.TenantRoute, res *ce
 			m.Pause = pause
 		}
 		if predicted > 0 {
-			m.Predicted = predicted
+			m.Predicted = max(m.Predicted, predicted)
 		}
 		if reason != "" && (m.State == api.MoveRolledBack || m.State == api.MoveRefused) {
 			m.Reason = reason

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/channel/pki"
 )
@@ -90,6 +91,9 @@ func identityArg(args []string) (channel.Identity, error) {
 	id := channel.Identity{Role: channel.Role(args[0]), Name: args[1]}
 	if !id.Role.Valid() {
 		return id, usagef("role %q; want cell, edge, directory or operator", args[0])
+	}
+	if err := cells.CellID(id.Name).Validate(); err != nil {
+		return id, &usageError{err}
 	}
 	return id, nil
 }
