@@ -21,7 +21,7 @@
 // # States
 //
 //	JOINING --routes read, fences reconciled, the service's check passes--> READY
-//	READY <--the check fails, fences cannot be read--> NOT READY
+//	READY <--the service's check fails, passes--> NOT READY
 //	any --Close, Retire--> LEAVING
 //
 // A member admits nothing and publishes no events before its fences are
@@ -39,6 +39,7 @@
 // route's epoch; a residue here closes it at the residue's epoch; a route of
 // another cell closes a fence that is open here at a lower epoch. All of it is
 // safe for whoever has read the route, because a fence refuses what is not newer.
+// A fence is opened as a driver opens it: events start after the route's mark first.
 // It runs at the start, a while after each change of a route (the driver of a move
 // normally was there first), and every few minutes.
 //
@@ -52,9 +53,11 @@
 //
 // # Failures
 //
-// Directory down: the member serves on from what it knows, and beats on. Database
-// down: it is not ready, orders fail with "unavailable" and are repeated by their
-// driver. The process dies in a step: the step is repeated in another process of
+// Directory down: the member serves on from what it knows, and beats on; a view
+// that is old is no reason not to be ready, since epochs are compared and not
+// times. Database down: orders fail with "unavailable" and are repeated by their
+// driver; a member that starts is not ready, one that is ready leaves that to the
+// service's check. The process dies in a step: the step is repeated in another process of
 // the cell, or in the next one. A caller that goes away cancels its step; steps
 // are resumable. A member that leaves answers "unavailable" to the steps that it
 // cuts off. Revoked or expired certificates, of either side, end calls at the next

@@ -78,6 +78,10 @@ func (f *front) write(ctx context.Context, tenant cells.TenantID, k int) {
 		}
 		if len(urls) == 0 {
 			_, _ = f.router.Refresh(ctx, tenant)
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-ctx.Done():
+			}
 			continue
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, urls[(k+try)%len(urls)]+"/add?k="+strconv.Itoa(k), nil)
