@@ -230,7 +230,7 @@ func withCallersTimeout(r *http.Request) (context.Context, context.CancelFunc) {
 		return context.WithCancel(r.Context())
 	}
 	d := time.Duration(ms) * time.Millisecond
-	return context.WithTimeout(r.Context(), d-min(d/5, 500*time.Millisecond))
+	return context.WithTimeout(r.Context(), d-min(d/5, time.Second))
 }
 
 // mine refuses orders for another cell.

@@ -432,12 +432,12 @@ func TestDrainWaitsForAllProcesses(t *testing.T) {
 		<-in
 	}
 	c := p.client(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	begun := time.Now()
 	err := c.Drain(ctx, route)
 	if err == nil || !strings.Contains(err.Error(), "1 in flight: request /x") || !errors.Is(err, context.DeadlineExceeded) ||
-		strings.Count(err.Error(), "in flight") != 2 || time.Since(begun) > 10*time.Second {
+		strings.Count(err.Error(), "in flight") != 2 || time.Since(begun) > 15*time.Second {
 		t.Fatal(err)
 	}
 	for _, m := range members {
@@ -464,7 +464,7 @@ func TestDrainWaitsForAllProcesses(t *testing.T) {
 // that comes meanwhile is asked, too.
 func TestDrainAndProcessesThatComeAndGo(t *testing.T) {
 	p := newPlane(t)
-	p.setLapse(300 * time.Millisecond)
+	p.setLapse(time.Hour)
 	route := p.put(t, active("t", "a", 1))
 	// Its kernel takes connections, and nobody answers.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -481,7 +481,7 @@ func TestDrainAndProcessesThatComeAndGo(t *testing.T) {
 	go func() { done <- c.Drain(t.Context(), route) }()
 	late := p.join(t, p.config(t, "a"))
 	p.ready(t, late)
-	p.waitBeat(t, "the late one", func(h Heartbeat) bool { return h.Instance == late.cfg.Instance })
+	p.forget("frozen") // it lapses
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
