@@ -25,10 +25,6 @@ var steps = []cells.Step{
 func TestKillAtEveryStep(t *testing.T) {
 	stores(t, func(t *testing.T, store string) {
 		e := start(t, fleet.Config{Store: store})
-		tenant := e.tenant("moving", "cell-a")
-		if err := tenant.Fill(t.Context(), "bulk", 300, 200, func(int) {}); err != nil {
-			t.Fatal(err)
-		}
 		bystanders := map[cells.CellID]*load.Client{"cell-a": e.tenant("other-a", "cell-a"), "cell-b": e.tenant("other-b", "cell-b")}
 		victims := []string{"driver", "source", "target"}
 		these := steps
@@ -36,10 +32,16 @@ func TestKillAtEveryStep(t *testing.T) {
 			these, victims = []cells.Step{cells.StepPrepare, cells.StepFence, cells.StepCommit}, []string{"driver"}
 		}
 		for _, step := range these {
+			// One for each step: a tenant takes all its old events along.
+			moving := "moving-" + string(step)
+			tenant := e.tenant(moving, "cell-a")
+			if err := tenant.Fill(t.Context(), "bulk", 300, 200, func(int) {}); err != nil {
+				t.Fatal(err)
+			}
 			for _, victim := range victims {
 				t.Run(fmt.Sprintf("%s/%s", step, victim), func(t *testing.T) {
 					e := &env{Fleet: e.Fleet, t: t, cl: e.cl, http: e.http, halt: e.halt}
-					from := e.cellOf("moving")
+					from := e.cellOf(moving)
 					to := cells.CellID("cell-b")
 					if from == to {
 						to = "cell-a"
@@ -51,14 +53,14 @@ func TestKillAtEveryStep(t *testing.T) {
 						others[cell] = e.hammer(&load.Hammer{Client: c, Clients: 1, Keys: 3, Namespace: ns, Pause: 5 * time.Millisecond})
 					}
 					e.haltAt(step)
-					mv := e.startMove("moving", string(to), ns)
+					mv := e.startMove(moving, string(to), ns)
 					e.waitHalted()
 					killed := map[string]string{"driver": "directory", "source": string(from) + "-1", "target": string(to) + "-1"}[victim]
 					e.kill(killed) // first: a driver that is let go is at another step
 					e.release()
 					end := e.settle(mv.ID)
-					owner := e.cellOf("moving")
-					mustBeClean(t, "moving", stop(), true)
+					owner := e.cellOf(moving)
+					mustBeClean(t, moving, stop(), true)
 					for cell, tally := range others {
 						mustBeClean(t, "other tenant in "+string(cell), tally(), killed == string(cell)+"-1")
 					}
