@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
@@ -24,10 +25,16 @@ import (
 var harness = transfertest.Harness{Engine: "postgres", New: newCell, Reopen: reopen}
 
 func TestMain(m *testing.M) {
-	if code, child := transfertest.Child(harness); child {
+	code, child := transfertest.Child(harness)
+	if child {
 		os.Exit(code)
 	}
-	os.Exit(pgtest.Main(m))
+	code = pgtest.Main(m)
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 func TestSuite(t *testing.T)   { transfertest.Run(t, harness) }

@@ -141,7 +141,7 @@ func TestPreflightOfServer(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a server of its own")
 	}
-	c := pgtest.NewCluster(t, pgcluster.Options{NoSync: true, Settings: []string{"wal_level=replica", "max_replication_slots=1", "max_slot_wal_keep_size=1GB"}})
+	c := pgtest.NewCluster(t, pgcluster.Options{NoSync: true, Settings: []string{"wal_level=replica", "max_replication_slots=1", "max_slot_wal_keep_size=1GB", "max_prepared_transactions=1"}})
 	url := pgtest.NewDB(t, c)
 	ctx := t.Context()
 	pool, err := pgxpool.New(ctx, url)
@@ -171,6 +171,9 @@ func TestPreflightOfServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.Background())
+	if _, err := conn.Exec(ctx, "BEGIN; CREATE TABLE x (); PREPARE TRANSACTION 'open'"); err != nil {
+		t.Fatal(err)
+	}
 	out, err := s.Survey(ctx, "t")
 	if err != nil {
 		t.Fatal(err)
@@ -181,6 +184,9 @@ func TestPreflightOfServer(t *testing.T) {
 	}
 	if !got[transfer.FindWALLevel] || !got[transfer.FindSlots] {
 		t.Errorf("findings %+v", out.Findings)
+	}
+	if _, there := got[transfer.FindLongTransaction]; !there {
+		t.Errorf("an open transaction was not mentioned")
 	}
 	if _, there := got[transfer.FindRetention]; there {
 		t.Errorf("a bounded log was complained about")

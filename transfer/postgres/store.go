@@ -68,6 +68,9 @@ var settings = map[string]string{
 	"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0", "application_name": "cell transfer",
 	// Queries are made for one tenant's share of a table; plans for the mean tenant do harm.
 	"plan_cache_mode": "force_custom_plan",
+	// Joins are of a bounded number of keys with their rows: by the primary key, also
+	// where a table was never analysed and a hash of all of it looks cheap.
+	"enable_hashjoin": "off", "enable_mergejoin": "off",
 }
 
 // Open opens the store and creates its own tables if they are missing. Close it

@@ -6,6 +6,8 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -50,6 +52,13 @@ func Child(h Harness) (code int, child bool) {
 			_, err = transfer.New(b.Source(), b.Sink(), o).Prepare(ctx, m, a.Source(), nil)
 		case "finish":
 			_, err = transfer.New(b.Source(), b.Sink(), o).Finish(ctx, m, a.Source(), nil)
+		case "serve":
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return err
+			}
+			fmt.Printf("url http://%s\n", l.Addr())
+			return http.Serve(l, transfer.Handler(a.Source(), func(*http.Request, cells.MoveRef) error { return nil }))
 		case "discard":
 			err = transfer.New(a.Source(), a.Sink(), transfer.WithRemoveBatch(150)).Discard(ctx, m.Tenant, cells.Residue{Cell: m.Source, Epoch: m.CloseEpoch(), Move: m.ID},
 				func(cells.Progress) { at++; fmt.Printf("point %d removed\n", at); _, _ = in.ReadString('\n') })
@@ -64,14 +73,21 @@ func Child(h Harness) (code int, child bool) {
 	return 0, true
 }
 
-// runChild starts a process that carries out a step, and kills it at its nth
-// point. It reports whether the step was done before.
-func (w *world) runChild(step string, n int) (done bool) {
+// child is a process of the suite that carries out a step.
+func (w *world) child(step string) *exec.Cmd {
 	w.tb.Helper()
 	self, err := os.Executable()
 	w.must(err)
 	cmd := exec.CommandContext(w.tb.Context(), self, "-test.run=^$")
 	cmd.Env = append(os.Environ(), childEnv+"="+strings.Join([]string{w.h.Engine, step, w.a.Spec(), w.b.Spec()}, "\x1f"))
+	return cmd
+}
+
+// runChild starts a process that carries out a step, and kills it at its nth
+// point. It reports whether the step was done before.
+func (w *world) runChild(step string, n int) (done bool) {
+	w.tb.Helper()
+	cmd := w.child(step)
 	out, err := cmd.StdoutPipe()
 	w.must(err)
 	in, err := cmd.StdinPipe()
@@ -136,5 +152,63 @@ func testKilledTarget(tb TB, h Harness) {
 		tb.Fatalf("%d rows left", len(d))
 	}
 	w.clean(w.a)
+	w.bystandersUntouched()
+}
+
+// testKilledSource kills the source's processes, one after the other, at points that
+// the target passes; another one is there each time.
+func testKilledSource(tb TB, h Harness) {
+	if h.Reopen == nil {
+		tb.Logf("databases of this harness cannot be opened by another process")
+		return
+	}
+	w := newWorld(tb, h)
+	w.fill(1200)
+	l := w.hammer(1, 20)
+	m := w.move("m1")
+	var urls []string
+	var processes []*exec.Cmd
+	for range 5 {
+		cmd := w.child("serve")
+		out, err := cmd.StdoutPipe()
+		w.must(err)
+		w.must(cmd.Start())
+		tb.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		line, err := bufio.NewReader(out).ReadString('\n')
+		w.must(err)
+		urls = append(urls, strings.TrimSpace(strings.TrimPrefix(line, "url ")))
+		processes = append(processes, cmd)
+	}
+	kill := func() {
+		if len(processes) > 1 {
+			w.must(processes[0].Process.Kill()) // as kill -9
+			processes = processes[1:]
+		}
+	}
+	src := transfer.NewRemoteSource(client(tb), urls)
+	seen := map[string]bool{}
+	v := h.agent(tb, w.b, transfer.WithFault(func(p string) error {
+		if (p == "aligned" || p == "batch" || p == "prepared" || p == "final") && !seen[p] {
+			seen[p] = true
+			kill()
+		}
+		return nil
+	}))
+	_, err := v.Prepare(tb.Context(), m, src, nil)
+	w.must(err)
+	l.reach(10)
+	w.close(m)
+	l.end()
+	_, err = v.Finish(tb.Context(), m, src, nil)
+	w.must(err)
+	if len(processes) != 1 {
+		tb.Errorf("%d processes are left", len(processes))
+	}
+	l.kept(w.same())
+	w.commit(m)
+	w.gone(w.a)
 	w.bystandersUntouched()
 }

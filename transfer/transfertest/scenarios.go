@@ -35,6 +35,7 @@ var checks = []check{
 	{name: "remote process lost", f: testRemoteLost},
 	{name: "moved back", f: testBack},
 	{name: "killed target", f: testKilledTarget, long: true},
+	{name: "killed source", f: testKilledSource, long: true},
 	{name: "big", f: testBig, long: true},
 }
 
@@ -103,9 +104,9 @@ func testEmpty(tb TB, h Harness) {
 func testUnderWrites(tb TB, h Harness) {
 	w := newWorld(tb, h)
 	w.fill(300)
-	l := w.hammer(4, 40)
+	l := w.hammer(2, 40)
 	l.reach(50)
-	v := h.agent(tb, w.b)
+	v := h.agent(tb, w.b, transfer.WithTouchedLimit(20))
 	m := w.move("m1")
 	var seen []cells.Progress
 	p, err := v.Prepare(tb.Context(), m, w.a.Source(), func(p cells.Progress) { seen = append(seen, p) })
