@@ -56,7 +56,7 @@
 // All values are text. The store's connections set what text depends on (dates,
 // time zone, float digits, bytea), so that both sides read and hash the same.
 //
-// Processes take turns by an advisory lock of the session that writes: who loses
+// Processes take turns by an advisory lock of the connection that writes: who loses
 // the lock has lost the connection. A generation number in the import's row refuses
 // one that has been overtaken all the same. Whoever asks for the changes gets the
 // slot: a reader in the same process is ended, one in another process terminated.

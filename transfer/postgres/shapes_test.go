@@ -263,10 +263,21 @@ func TestLostSlot(t *testing.T) {
 	a, b := pairOf(t, toasted, toastedTables)
 	a.write("INSERT INTO doc SELECT 't', g, g, 'x' FROM generate_series(1, 500) g")
 	prepare(t, agentOf(t, b, transfer.WithFollow(0)), a.store)
-	drop := func() {
-		a.exec("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()")
+	// The server takes a moment to see that its reader has gone.
+	deadline := time.After(10 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		_, err := a.pool.Exec(t.Context(), "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()")
+		if err == nil {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal(err)
+		}
 	}
-	drop()
 	a.write("UPDATE doc SET n = -n WHERE id < 50", "DELETE FROM doc WHERE id > 450")
 	v := agentOf(t, b, transfer.WithFollow(0))
 	prepare(t, v, a.store)

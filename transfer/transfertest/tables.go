@@ -55,8 +55,8 @@ func putItem(x Exec, t cells.TenantID, id string, n int64) error {
 }
 
 // setBig gives an item a value that Postgres stores out of line.
-func setBig(x Exec, t cells.TenantID, id string, seed uint64) error {
-	r := rand.New(rand.NewPCG(seed, 7))
+func setBig(x Exec, t cells.TenantID, id string, n uint64) error {
+	r := rand.New(rand.NewPCG(n, 7))
 	b := make([]byte, 20000)
 	for i := range b {
 		b[i] = byte('a' + r.IntN(26))
