@@ -37,6 +37,7 @@ func (e *env) send(method, url string, header http.Header, body io.Reader) answe
 	for k, v := range header {
 		req.Header[k] = v
 	}
+	req.Close = true // a refusal may end the connection, and a POST is not repeated on another
 	resp, err := e.http.Do(req)
 	if err != nil {
 		e.t.Fatal(err)
