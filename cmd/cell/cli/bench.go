@@ -58,6 +58,7 @@ an answer that a client had during the cut.`,
 	f.IntVar(&run.Rows, "rows", 100_000, "rows of the moving tenant")
 	f.IntVar(&run.Size, "size", 200, "bytes of a row's value")
 	f.IntVar(&run.Clients, "clients", 16, "clients of the moving tenant")
+	f.DurationVar(&run.Think, "think", 0, "pause of each client between two requests; 0 saturates the machine")
 	f.IntVar(&run.Moves, "moves", 20, "moves, back and forth")
 	f.IntVar(&run.OtherPerCell, "others", 2, "other tenants in each cell")
 	f.IntVar(&replicas, "replicas", 1, "processes of each cell")

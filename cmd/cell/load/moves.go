@@ -50,10 +50,12 @@ type CutStep struct {
 // MoveRun describes a run: one tenant moved back and forth while it and others
 // are used.
 type MoveRun struct {
-	Edge         string
-	Cells        [2]string
-	Rows, Size   int
-	Clients      int
+	Edge       string
+	Cells      [2]string
+	Rows, Size int
+	Clients    int
+	// Think is how long each of them pauses between two requests; 0 is not at all.
+	Think        time.Duration
 	Moves        int
 	OtherClients int
 	OtherPerCell int
@@ -112,7 +114,7 @@ func (m MoveRun) Run(ctx context.Context) (*MoveReport, error) {
 	if err := moving.Fill(ctx, "bulk", m.Rows, m.Size, func(int) {}); err != nil {
 		return rep, err
 	}
-	main := &Hammer{Client: moving, Clients: m.Clients, Keys: 200}
+	main := &Hammer{Client: moving, Clients: m.Clients, Keys: 200, Pause: m.Think}
 
 	hammering, stop := context.WithCancel(ctx)
 	defer stop()
