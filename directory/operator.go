@@ -169,21 +169,29 @@ func (s *Server) getMembers(_ http.ResponseWriter, r *http.Request) (int, any, e
 	return http.StatusOK, api.MemberList{Members: s.members.list()}, nil
 }
 
+// paging reads where a numbered page begins and how long it is.
+func paging(q map[string]string) (after int64, limit int, err error) {
+	if after, err = number(q["after"], "after", 1<<62); err != nil {
+		return 0, 0, err
+	}
+	n, err := number(q["limit"], "limit", api.MaxPage)
+	if err != nil {
+		return 0, 0, err
+	}
+	if n == 0 {
+		n = api.DefaultPage
+	}
+	return after, int(n), nil
+}
+
 func (s *Server) getAudit(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	q, err := query(r, "after", "limit", "tenant")
 	if err != nil {
 		return 0, nil, err
 	}
 	f := AuditFilter{Tenant: cells.TenantID(q["tenant"])}
-	if f.After, err = number(q["after"], "after", 1<<62); err != nil {
+	if f.After, f.Limit, err = paging(q); err != nil {
 		return 0, nil, err
-	}
-	limit, err := number(q["limit"], "limit", api.MaxPage)
-	if err != nil {
-		return 0, nil, err
-	}
-	if f.Limit = int(limit); f.Limit == 0 {
-		f.Limit = api.DefaultPage
 	}
 	list, err := s.store.Audit(r.Context(), f)
 	if err != nil {

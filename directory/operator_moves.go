@@ -167,15 +167,8 @@ func (s *Server) getMoves(_ http.ResponseWriter, r *http.Request) (int, any, err
 	if f.State != "" && !f.State.Valid() {
 		return 0, nil, bad("unknown state %q", f.State)
 	}
-	if f.After, err = number(q["after"], "after", 1<<62); err != nil {
+	if f.After, f.Limit, err = paging(q); err != nil {
 		return 0, nil, err
-	}
-	limit, err := number(q["limit"], "limit", api.MaxPage)
-	if err != nil {
-		return 0, nil, err
-	}
-	if f.Limit = int(limit); f.Limit == 0 {
-		f.Limit = api.DefaultPage
 	}
 	list, err := s.store.Moves(r.Context(), f)
 	if err != nil {

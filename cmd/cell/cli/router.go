@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/cmd/cell/fleet"
 	"github.com/cloister-dev/cloister/edge"
 	"github.com/cloister-dev/cloister/edge/extract"
 	"github.com/cloister-dev/cloister/edge/topology"
@@ -84,7 +85,7 @@ func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl
 	if cfg.Extractors, err = extract.Parse(doc); err != nil {
 		return &usageError{err}
 	}
-	if cfg.AdmissionKey, err = readKey(fl.keyFile); err != nil {
+	if cfg.AdmissionKey, err = fleet.ReadKey(fl.keyFile); err != nil {
 		return err
 	}
 	if cfg.TLSAddr != "" {

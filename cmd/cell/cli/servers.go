@@ -5,7 +5,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -197,17 +196,4 @@ func haltHook(file string) func(context.Context, cells.StepEvent) error {
 		}
 		return nil
 	}
-}
-
-// readKey reads a key of hexadecimal digits.
-func readKey(path string) ([]byte, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	key, err := hex.DecodeString(strings.TrimSpace(string(b)))
-	if err != nil || len(key) < 16 {
-		return nil, fmt.Errorf("%s does not hold at least 32 hexadecimal digits", path)
-	}
-	return key, nil
 }

@@ -116,13 +116,9 @@ func (f *Fleet) startCell(ctx context.Context, c Cell) error {
 // writeCellKey derives the cell's admission key: a cell can check the tokens made
 // for it and cannot make another cell's.
 func (f *Fleet) writeCellKey(cell string) error {
-	master, err := os.ReadFile(f.Layout.AdmissionKey())
+	key, err := ReadKey(f.Layout.AdmissionKey())
 	if err != nil {
 		return err
-	}
-	key, err := hex.DecodeString(strings.TrimSpace(string(master)))
-	if err != nil {
-		return fmt.Errorf("%s is damaged: %w", f.Layout.AdmissionKey(), err)
 	}
 	return writeFile(f.Layout.CellKey(cell), []byte(hex.EncodeToString(cells.DeriveCellKey(key, cells.CellID(cell)))), 0o600)
 }

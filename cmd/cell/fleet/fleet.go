@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/channel/pki"
+	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/internal/pgcluster"
 	"github.com/cloister-dev/cloister/internal/supervise"
 )
@@ -111,10 +112,10 @@ func (f *Fleet) start(ctx context.Context) error {
 	for _, c := range f.Config.Cells {
 		f.Info.Cells = append(f.Info.Cells, c.Name)
 	}
-	if _, err := secret(f.Layout.Credential(), "lco_", 64); err != nil {
+	if _, err := secret(f.Layout.Credential(), func() string { c, _ := directory.NewOperatorCredential(); return c }); err != nil {
 		return err
 	}
-	if _, err := secret(f.Layout.AdmissionKey(), "", 32); err != nil {
+	if _, err := secret(f.Layout.AdmissionKey(), newKey); err != nil {
 		return err
 	}
 	f.o.OnStep("certificates")

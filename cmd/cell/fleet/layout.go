@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -97,8 +98,8 @@ func writeFile(path string, data []byte, mode fs.FileMode) error {
 	return os.Rename(tmp.Name(), path)
 }
 
-// secret returns the content of a file, made of random bytes the first time.
-func secret(path, prefix string, bytes int) (string, error) {
+// secret returns the content of a file, made the first time.
+func secret(path string, fresh func() string) (string, error) {
 	b, err := os.ReadFile(path)
 	if err == nil {
 		return string(b), nil
@@ -106,8 +107,26 @@ func secret(path, prefix string, bytes int) (string, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	raw := make([]byte, bytes)
-	_, _ = rand.Read(raw)
-	s := prefix + hex.EncodeToString(raw)
+	s := fresh()
 	return s, writeFile(path, []byte(s), 0o600)
+}
+
+// newKey makes an admission key as [ReadKey] reads it.
+func newKey() string {
+	raw := make([]byte, 32)
+	_, _ = rand.Read(raw)
+	return hex.EncodeToString(raw)
+}
+
+// ReadKey reads a key of at least 16 bytes, written in hexadecimal.
+func ReadKey(path string) ([]byte, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	key, err := hex.DecodeString(strings.TrimSpace(string(b)))
+	if err != nil || len(key) < 16 {
+		return nil, fmt.Errorf("%s does not hold at least 32 hexadecimal digits", path)
+	}
+	return key, nil
 }
