@@ -28,6 +28,7 @@ func (v *Mover) Finish(ctx context.Context, m cells.MoveRef, src Source, progres
 
 func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (Position, error) {
 	progress(cells.Progress{Phase: "final"})
+	watch := stopwatch{last: time.Now()}
 	type opened struct {
 		view View
 		err  error
@@ -38,7 +39,9 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 		final <- opened{view, err}
 	}()
 	r, mark, err := v.resume(ctx, m, src)
+	watch.lap("resume")
 	o := <-final
+	watch.lap("view")
 	if o.view != nil {
 		// Nobody waits for a view to be freed.
 		defer v.wg.Go(func() { _ = o.view.Close() })
@@ -64,9 +67,11 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 	if err := r.wait(ctx, mark); err != nil {
 		return "", err
 	}
+	watch.lap("wait")
 	if err := r.stop(); err != nil {
 		return "", err
 	}
+	watch.lap("stop")
 	if err := v.o.fault("applied"); err != nil {
 		return "", err
 	}
@@ -78,9 +83,11 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 	if err != nil {
 		return "", err
 	}
+	watch.lap("touched")
 	if err := compare(ctx, m, r.imp, o.view, sets); err != nil {
 		return "", err
 	}
+	watch.lap("compare")
 	if err := v.o.fault("compared"); err != nil {
 		return "", err
 	}
@@ -90,6 +97,8 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 	if err := v.o.fault("finished"); err != nil {
 		return "", err
 	}
+	watch.lap("mark")
+	v.o.log.Debug("transfer: finished", append([]any{"move", m.ID, "tenant", m.Tenant, "keys", keyCount(sets)}, watch.laps...)...)
 	v.wg.Go(func() {
 		ctx, cancel := context.WithTimeout(v.ctx, 10*time.Second)
 		defer cancel()
@@ -122,4 +131,16 @@ func (v *Mover) resume(ctx context.Context, m cells.MoveRef, src Source) (*run, 
 		return nil, "", fmt.Errorf("%w: transfer: move %s of tenant %s is not prepared here; prepare it, or roll it back", cells.ErrNotApplicable, m.ID, m.Tenant)
 	}
 	return follow(ctx, m, src, imp), "", nil
+}
+
+// stopwatch tells where the time of a cut went.
+type stopwatch struct {
+	last time.Time
+	laps []any // of slog
+}
+
+func (w *stopwatch) lap(name string) {
+	now := time.Now()
+	w.laps = append(w.laps, name, now.Sub(w.last))
+	w.last = now
 }

@@ -5,6 +5,7 @@ package memory
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -17,13 +18,20 @@ import (
 )
 
 // Agent returns what moves tenants' rows into and out of this store, and what
-// ends it. In the background it frees what moves that are over have left.
-func (s *Store) Agent(ctx context.Context) (transfer.Agent, func() error, error) {
+// ends it. In the background it frees what moves that are over have left. A nil log
+// is silence.
+func (s *Store) Agent(ctx context.Context, log *slog.Logger) (transfer.Agent, func() error, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	logged := transfer.WithLogger(log)
 	open := s.postgresAgent
 	if g, ok := s.guard.(*guardsqlite.Guard); ok {
-		open = func(ctx context.Context) (*transfer.Mover, func() error, error) { return s.sqliteAgent(ctx, g) }
+		open = func(ctx context.Context, o ...transfer.Option) (*transfer.Mover, func() error, error) {
+			return s.sqliteAgent(ctx, g, o...)
+		}
 	}
-	mover, closeStore, err := open(ctx)
+	mover, closeStore, err := open(ctx, logged)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -37,15 +45,15 @@ func (s *Store) Agent(ctx context.Context) (transfer.Agent, func() error, error)
 	}, nil
 }
 
-func (s *Store) sqliteAgent(ctx context.Context, g *guardsqlite.Guard) (*transfer.Mover, func() error, error) {
+func (s *Store) sqliteAgent(ctx context.Context, g *guardsqlite.Guard, o ...transfer.Option) (*transfer.Mover, func() error, error) {
 	st, err := transfersqlite.Open(ctx, transfersqlite.Config{Path: s.dsn, Keeper: g, Admit: g.AdmitClosed, Tables: Tables})
 	if err != nil {
 		return nil, nil, err
 	}
-	return transfer.New(st, st), st.Close, nil
+	return transfer.New(st, st, o...), st.Close, nil
 }
 
-func (s *Store) postgresAgent(ctx context.Context) (*transfer.Mover, func() error, error) {
+func (s *Store) postgresAgent(ctx context.Context, o ...transfer.Option) (*transfer.Mover, func() error, error) {
 	pool, err := pgxpool.New(ctx, s.dsn)
 	if err != nil {
 		return nil, nil, err
@@ -60,5 +68,5 @@ func (s *Store) postgresAgent(ctx context.Context) (*transfer.Mover, func() erro
 	if err != nil {
 		return nil, nil, errors.Join(err, closePool())
 	}
-	return transfer.New(st, st), func() error { return errors.Join(st.Close(), closePool()) }, nil
+	return transfer.New(st, st, o...), func() error { return errors.Join(st.Close(), closePool()) }, nil
 }

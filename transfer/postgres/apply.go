@@ -235,8 +235,7 @@ func (a *applier) patch(ctx context.Context, t *table, mask string, ls []*last) 
 	for i, l := range ls {
 		rows[i] = l.patch
 	}
-	from := t.unnest(cols, 1)
-	q := fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE t.%s AND %s", t.sql(), strings.Join(sets, ", "), from, t.where(a.i.m.Tenant), t.onKey())
+	q := fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE %s", t.sql(), strings.Join(sets, ", "), t.keyed(t.unnest(cols, 1), a.i.m.Tenant), t.onKey())
 	tag, err := a.tx.Exec(ctx, q, columns(rows, cols)...)
 	if err != nil || tag.RowsAffected() == int64(len(ls)) {
 		return err
@@ -285,7 +284,7 @@ func (a *applier) remove(ctx context.Context, t *table, keys [][]string) error {
 		_, err := a.tx.Exec(ctx, fmt.Sprintf("DELETE FROM %s AS t WHERE t.%s", t.sql(), t.where(a.i.m.Tenant)))
 		return err
 	}
-	q := fmt.Sprintf("DELETE FROM %s AS t USING %s WHERE t.%s AND %s", t.sql(), t.unnest(t.keyAt, 1), t.where(a.i.m.Tenant), t.onKey())
+	q := fmt.Sprintf("DELETE FROM %s AS t USING %s WHERE %s", t.sql(), t.keyed(t.unnest(t.keyAt, 1), a.i.m.Tenant), t.onKey())
 	_, err := a.tx.Exec(ctx, q, columnsOf(keys, len(t.keys))...)
 	return err
 }

@@ -24,6 +24,13 @@ const keysPerSet = 5000
 // that stays open until they do.
 const flushOps = 5000
 
+// planning is set in every transaction of a move: keys are looked up that have just
+// been written, in pages that are in memory.
+const planning = "SET LOCAL random_page_cost = 1.1"
+
+// analyzeRows is from how many rows on a table's statistics are taken again.
+const analyzeRows = 2000
+
 // Kinds of noted keys.
 const (
 	keyTouched = "t"
@@ -41,6 +48,8 @@ type imp struct {
 	cat   *catalog
 	// upsert: tables into which rows may have come before their copy.
 	upsert map[string]bool
+	// fresh: rows of a table that came since its statistics were taken; known: before.
+	fresh, known map[string]int64
 
 	pending []op
 	upto    transfer.Position
@@ -68,7 +77,7 @@ func (s *Store) Import(ctx context.Context, m cells.MoveRef) (transfer.Import, e
 	if err != nil {
 		return nil, translate(err)
 	}
-	i := &imp{s: s, m: m, conn: conn, upsert: map[string]bool{}}
+	i := &imp{s: s, m: m, conn: conn, upsert: map[string]bool{}, fresh: map[string]int64{}, known: map[string]int64{}}
 	if err := i.lock(ctx); err != nil {
 		_ = i.Close()
 		return nil, err
@@ -166,11 +175,12 @@ func (i *imp) begin(ctx context.Context) (pgx.Tx, error) {
 	if err == nil {
 		err = i.current(ctx, tx, " FOR UPDATE")
 	}
-	if err == nil && i.cat.replica {
-		_, err = tx.Exec(ctx, "SET LOCAL session_replication_role = replica")
-	}
 	if err == nil {
-		_, err = tx.Exec(ctx, "SET CONSTRAINTS ALL DEFERRED")
+		set := planning + "; SET CONSTRAINTS ALL DEFERRED"
+		if i.cat.replica {
+			set += "; SET LOCAL session_replication_role = replica"
+		}
+		_, err = tx.Exec(ctx, set)
 	}
 	if err != nil {
 		_ = tx.Rollback(context.WithoutCancel(ctx))
@@ -269,7 +279,7 @@ func (i *imp) Copy(ctx context.Context, b transfer.Batch) error {
 	if err != nil {
 		return err
 	}
-	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
+	err = i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
 		if b.Count > 0 {
 			if err := i.copyRows(ctx, tx, t, b.Data); err != nil {
 				return err
@@ -288,6 +298,23 @@ func (i *imp) Copy(ctx context.Context, b transfer.Batch) error {
 		}
 		return nil
 	})
+	if i.fresh[b.Table] += b.Count; err == nil && b.End {
+		err = i.analyze(ctx, t)
+	}
+	return err
+}
+
+// analyze takes a table's statistics when the tenant's rows in it have become many:
+// with those of before, each changed key is looked for among all of them. A role
+// that does not own the table gets a warning, and a slower move.
+func (i *imp) analyze(ctx context.Context, t *table) error {
+	n := i.fresh[t.Name]
+	if n < analyzeRows || n < i.known[t.Name]/2 {
+		return nil
+	}
+	i.fresh[t.Name], i.known[t.Name] = 0, i.known[t.Name]+n
+	_, err := i.conn.Exec(ctx, "ANALYZE (SKIP_LOCKED) "+t.sql())
+	return translate(err)
 }
 
 // copyRows writes rows in COPY's text format: directly, or over what is there.
@@ -340,6 +367,7 @@ func (i *imp) Apply(ctx context.Context, b transfer.Batch) error {
 		if _, begun := i.state.Tables[o.t.Name]; begun {
 			i.pending = append(i.pending, o)
 			i.upsert[o.t.Name] = true
+			i.fresh[o.t.Name]++
 		}
 	}
 	if i.whole = b.End; b.End {
@@ -471,6 +499,11 @@ func encodeKeys(keys [][]string) [][]byte {
 }
 
 func (i *imp) Verify(ctx context.Context) error {
+	for _, t := range i.cat.tables {
+		if err := i.analyze(ctx, t); err != nil {
+			return err
+		}
+	}
 	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
 		st.Verified = st.Applied
 		_, err := tx.Exec(ctx, i.s.q("DELETE FROM @s.transfer_key WHERE move = $1 AND kind = 't'"), string(i.m.ID))

@@ -289,12 +289,24 @@ func (t *table) unnest(cols []int, from int) string {
 	return fmt.Sprintf("(SELECT %s FROM unnest(%s) AS w(%s)) AS u", strings.Join(casts, ", "), strings.Join(args, ", "), strings.Join(names, ", "))
 }
 
-// onKey joins t and u on the key, tenant excluded.
-func (t *table) onKey() string {
-	if len(t.keys) == 0 {
-		return "true"
+// keyed is a row source u for joins with onKey: rows of source, which carry the key
+// without the tenant, and the tenant. The tenant must not reach the planner as a
+// constant: statistics that were taken before the tenant came say that it has one row
+// here, and any index that begins with the tenant looks as good as the key's.
+func (t *table) keyed(source string, tenant cells.TenantID) string {
+	typ := ""
+	for _, c := range t.cols {
+		if c.name == t.TenantColumn {
+			typ = "::" + c.typ
+		}
 	}
-	return list(t.keys, " AND ", func(_ int, k string) string { return "t." + ident(k) + " = u." + ident(k) })
+	return fmt.Sprintf("(SELECT %s%s AS %s, u.* FROM %s OFFSET 0) AS u", literal(string(tenant)), typ, ident(t.TenantColumn), source)
+}
+
+// onKey joins t and a source made by keyed.
+func (t *table) onKey() string {
+	on := func(_ int, k string) string { return "t." + ident(k) + " = u." + ident(k) }
+	return list(append([]string{t.TenantColumn}, t.keys...), " AND ", on)
 }
 
 // upsertTail is what follows the rows of an INSERT.

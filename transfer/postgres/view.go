@@ -89,7 +89,7 @@ func (s *Store) openView(ctx context.Context, m cells.MoveRef, at pglogrepl.LSN,
 		return nil, translate(err)
 	}
 	v := &view{s: s, m: m, at: at, conn: conn}
-	if _, err = conn.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; "+first); err == nil {
+	if _, err = conn.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; "+first+"; "+planning); err == nil {
 		v.cat, err = s.usables(ctx, conn)
 	}
 	if err != nil {
@@ -171,15 +171,16 @@ func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transf
 	l := &lines{t: t, yield: yield}
 	for at := 0; at < len(keys); at += 500 {
 		part := keys[at:min(len(keys), at+500)]
-		cond := "true"
+		from := fmt.Sprintf("%s AS t WHERE t.%s", t.sql(), t.where(v.m.Tenant))
 		if len(t.keys) > 0 {
 			tuples := make([]string, len(part))
 			for i, k := range part {
 				tuples[i] = "(" + list(k, ", ", func(i int, k string) string { return literal(k) + "::" + t.cols[t.keyAt[i]].typ }) + ")"
 			}
-			cond = fmt.Sprintf("(%s) IN (%s)", idents(t.keys), strings.Join(tuples, ", "))
+			source := fmt.Sprintf("(VALUES %s) AS u (%s)", strings.Join(tuples, ", "), idents(t.keys))
+			from = fmt.Sprintf("%s JOIN %s AS t ON %s", t.keyed(source, v.m.Tenant), t.sql(), t.onKey())
 		}
-		q := fmt.Sprintf("COPY (SELECT %s FROM %s WHERE %s AND %s) TO STDOUT", idents(t.names()), t.sql(), t.where(v.m.Tenant), cond)
+		q := fmt.Sprintf("COPY (SELECT %s FROM %s) TO STDOUT", list(t.names(), ", ", func(_ int, n string) string { return "t." + ident(n) }), from)
 		if _, err := v.conn.Conn().PgConn().CopyTo(ctx, l, q); err != nil {
 			return v.lost(errors.Join(l.err, err))
 		}
@@ -245,7 +246,7 @@ func digests(ctx context.Context, q querier, cat *catalog, tenant cells.TenantID
 				return nil, err
 			}
 			args = columnsOf(keys, len(t.keys))
-			from = fmt.Sprintf("%s JOIN %s AS t ON %s WHERE t.%s", t.unnest(t.keyAt, 1), t.sql(), t.onKey(), t.where(tenant))
+			from = fmt.Sprintf("%s JOIN %s AS t ON %s", t.keyed(t.unnest(t.keyAt, 1), tenant), t.sql(), t.onKey())
 		}
 		var a, b string
 		if err := q.QueryRow(ctx, t.digestSQL(from), args...).Scan(&out[i].Rows, &a, &b); err != nil {

@@ -103,7 +103,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		api := memory.New(store, memory.Options{Log: log, Tenant: memory.HeaderTenant("X-Tenant")}).Handler()
 		return o.serve(ctx, ln, api, alive(), metrics, func(context.Context) error { return nil })
 	}
-	agent, closeAgent, err := store.Agent(ctx)
+	agent, closeAgent, err := store.Agent(ctx, log)
 	if err != nil {
 		return err
 	}
