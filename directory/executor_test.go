@@ -503,3 +503,45 @@ func TestForeignWorkIsFinished(t *testing.T) {
 	})
 	d.check("t", "b")
 }
+
+// TestLateBeginIsRolledBack: a move whose record is closed before it began, and whose
+// first write reaches the table after all, is given up and not carried out.
+func TestLateBeginIsRolledBack(t *testing.T) {
+	s, d := fleetOf(t, func(c *directory.Config) { c.Moves = 1 })
+	d.place("u", "a")
+	gate := make(chan struct{})
+	s.far.set(func() { s.far.block["Prepare"] = gate })
+	first := d.move("u", "b")
+	d.until(first.ID, "the first has begun", func(m *api.Move) bool { return m.Step == "begin" })
+	late := d.move("t", "b")
+	if got, err := d.cl.Rollback(ctxOf(t), late.ID, api.RollbackRequest{}); err != nil || got.State != api.MoveRolledBack {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	close(gate)
+	d.untilState(first.ID, api.MoveDone)
+	stop := errors.New("stop")
+	ctrl := cells.NewMoveController(d.table, cells.WithFencer(s.far), cells.WithEventBarrier(s.far), cells.WithDataMover(s.far),
+		cells.WithStepHook(func(_ context.Context, ev cells.StepEvent) error {
+			if ev.Step == cells.StepBegin {
+				return stop
+			}
+			return nil
+		}))
+	if err := ctrl.Move(ctxOf(t), cells.MovePlan{TenantID: "t", ToCell: "b", MoveID: late.ID}); !errors.Is(err, stop) {
+		t.Fatal(err)
+	}
+	d.close()
+	d = s.start(t, func(c *directory.Config) { c.TakeOver = 20 * time.Millisecond })
+	eventually(t, "it is given up", func() bool {
+		r := d.route("t")
+		return r.State == cells.StateActive && r.MoveID == "" && len(r.Residue) == 0
+	})
+	if r := d.route("t"); r.CellID != "a" || r.Epoch != 3 {
+		t.Errorf("route %+v, want a at 3", r)
+	}
+	s.far.mu.Lock()
+	defer s.far.mu.Unlock()
+	if a, b := s.far.rows[place{"a", "t"}], s.far.rows[place{"b", "t"}]; a != 1000 || b != 0 || len(s.far.broken) > 0 {
+		t.Errorf("rows %d and %d, want 1000 and 0; %v", a, b, s.far.broken)
+	}
+}

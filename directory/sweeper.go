@@ -262,7 +262,7 @@ func (e *executor) tend(ctx context.Context, tenant cells.TenantID) {
 		case <-ctx.Done():
 			return
 		}
-		res, err := e.controller().Resume(ctx, tenant)
+		res, err := e.resume(ctx, tenant)
 		switch {
 		case ctx.Err() != nil:
 		case err != nil && !errors.Is(err, cells.ErrRolledBack):
@@ -274,4 +274,26 @@ func (e *executor) tend(ctx context.Context, tenant cells.TenantID) {
 			e.s.log.Info("unfinished route resumed", "tenant", tenant, "state", res.Route.State)
 		}
 	})
+}
+
+// resume drives an unfinished route on. A move whose record is closed already was
+// refused or given up when the outcome of its first write was not known: the write
+// arrived late, and nobody wants the move any more.
+func (e *executor) resume(ctx context.Context, tenant cells.TenantID) (cells.MoveResult, error) {
+	row, err := e.s.table.Get(ctx, tenant)
+	if err != nil {
+		return cells.MoveResult{}, err
+	}
+	if row.Preparing() {
+		rec, err := e.s.store.Move(ctx, row.MoveID)
+		if err != nil && !errors.Is(err, cells.ErrNotFound) {
+			return cells.MoveResult{}, err
+		}
+		if err == nil && rec.State.Final() {
+			if err := e.controller().Rollback(ctx, tenant, "its record says "+string(rec.State)); err != nil {
+				return cells.MoveResult{}, err
+			}
+		}
+	}
+	return e.controller().Resume(ctx, tenant)
 }

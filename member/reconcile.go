@@ -193,7 +193,12 @@ func (m *Member) openForAdmission(ctx context.Context, o cells.FenceOrder) error
 	if err != nil && !errors.Is(err, cells.ErrNotFound) {
 		return err
 	}
-	err = m.openFence(ctx, o)
+	// The mark belongs to the route that the order was made from.
+	r := m.router.Lookup(o.Tenant).Route
+	if r.State != 0 && (r.CellID != m.cfg.Cell || r.Epoch != o.Epoch) {
+		return fmt.Errorf("%w: the tenant's route has moved on from epoch %d", cells.ErrUnavailable, o.Epoch)
+	}
+	err = m.openFence(ctx, o, r.EventMark)
 	m.metrics.fenced("admission", "open", err)
 	return err
 }
@@ -201,11 +206,7 @@ func (m *Member) openForAdmission(ctx context.Context, o cells.FenceOrder) error
 // openFence opens a fence as a driver does: first the tenant's events start after
 // the mark that the route records, then writes are let in. Without the first a
 // cell that was opened by its own process could number an event twice.
-func (m *Member) openFence(ctx context.Context, o cells.FenceOrder) error {
-	var mark cells.EventSeq
-	if r := m.router.Lookup(o.Tenant).Route; r.CellID == m.cfg.Cell && r.Epoch == o.Epoch {
-		mark = r.EventMark
-	}
+func (m *Member) openFence(ctx context.Context, o cells.FenceOrder, mark cells.EventSeq) error {
 	k := m.opts.store.Keeper
 	b := cells.BarrierOrder{Cell: o.Cell, Tenant: o.Tenant, Epoch: o.Epoch, Move: o.Move}
 	if err := k.StartEvents(ctx, b, mark); err != nil {
@@ -363,7 +364,7 @@ func (m *Member) reconcileTenant(ctx context.Context, tenant cells.TenantID) err
 		if v == fenceBehind {
 			op := "close"
 			if c.open {
-				op, err = "open", m.openFence(ctx, c.order)
+				op, err = "open", m.openFence(ctx, c.order, d.Route.EventMark)
 			} else {
 				err = k.CloseFence(ctx, c.order)
 			}

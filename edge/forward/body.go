@@ -33,8 +33,14 @@ func (b *Budget) take(n int64) bool {
 	return true
 }
 
-// chunks lends what the source is read into.
-var chunks = sync.Pool{New: func() any { return new([16 << 10]byte) }}
+// chunks and largeChunks lend what the source is read into. Each one that is read
+// costs two changes of the goroutine, which a large body must not pay for often.
+var (
+	chunks      = sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }}
+	largeChunks = sync.Pool{New: func() any { b := make([]byte, largeChunk); return &b }}
+)
+
+const largeChunk = 64 << 10
 
 // Body is a request's body that can be sent more than once as long as what was
 // read of it is recorded: up to limit bytes, and within the budget. Past that it
@@ -167,7 +173,11 @@ func (b *Body) forget() {
 
 // pump reads the source when an attempt wants more of it.
 func (b *Body) pump() {
-	chunk := chunks.Get().(*[16 << 10]byte)
+	pool := &chunks
+	if b.length >= largeChunk {
+		pool = &largeChunks
+	}
+	chunk := pool.Get().(*[]byte)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for {
@@ -178,9 +188,9 @@ func (b *Body) pump() {
 			break
 		}
 		b.mu.Unlock()
-		n, err := b.src.Read(chunk[:])
+		n, err := b.src.Read(*chunk)
 		b.mu.Lock()
-		b.record(chunk[:n])
+		b.record((*chunk)[:n])
 		b.err = err
 		if err == io.EOF && b.onEOF != nil {
 			b.onEOF()
@@ -198,7 +208,7 @@ func (b *Body) pump() {
 		}
 	}
 	b.pumping = false
-	chunks.Put(chunk)
+	pool.Put(chunk)
 }
 
 // record keeps p for another attempt, or gives up on that; mu is held.
