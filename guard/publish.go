@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 )
@@ -26,6 +27,24 @@ func (e *PartialError) Error() string { return fmt.Sprintf("after %d events: %v"
 
 // Unwrap returns the cause.
 func (e *PartialError) Unwrap() error { return e.Err }
+
+// DelayError is returned by a [Publisher] that knows when it is worth while to be
+// called again: a receiver has said so. The relay leaves the tenant alone for that
+// long, at most for an hour.
+type DelayError struct {
+	// After is how long to wait; longer than the relay's own wait to count.
+	After time.Duration
+	// Err is what failed.
+	Err error
+}
+
+// Error implements error.
+func (e *DelayError) Error() string {
+	return fmt.Sprintf("%v (again after %s)", e.Err, e.After.Round(time.Millisecond))
+}
+
+// Unwrap returns what failed.
+func (e *DelayError) Unwrap() error { return e.Err }
 
 // Accepted returns how many of n events a publisher that returned err has
 // accepted: all when err is nil, otherwise what a [PartialError] says, or none.

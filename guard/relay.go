@@ -241,6 +241,9 @@ func (r *Relay) publish(ctx context.Context, events []Event) error {
 	return r.cfg.Publisher.Publish(ctx, events)
 }
 
+// maxDelay bounds what a publisher may ask for.
+const maxDelay = time.Hour
+
 var errPublishTimeout = errors.New("guard: the publisher took too long")
 
 // done decides when a tenant comes next: behind the others while it has events,
@@ -250,7 +253,7 @@ func (r *Relay) done(ctx context.Context, tenant cells.TenantID, n int, err erro
 	defer r.mu.Unlock()
 	t := r.tenants[tenant]
 	t.running = false
-	wait := time.Duration(0)
+	wait, least := time.Duration(0), time.Duration(0)
 	switch {
 	case r.ended:
 		return
@@ -264,8 +267,12 @@ func (r *Relay) done(ctx context.Context, tenant cells.TenantID, n int, err erro
 		}
 		wait = min(r.cfg.MinBackoff<<min(t.failures, 16), r.cfg.MaxBackoff)
 		t.failures++
+		var delay *DelayError
+		if errors.As(err, &delay) {
+			least = min(delay.After, maxDelay)
+		}
 		if ctx.Err() == nil {
-			r.cfg.Logger.Warn("relay: publishing failed", "tenant", tenant, "accepted", n, "error", err, "again_in", wait)
+			r.cfg.Logger.Warn("relay: publishing failed", "tenant", tenant, "accepted", n, "error", err, "again_in", max(wait, least))
 		}
 	case n > 0 || t.dirty:
 		t.failures = 0
@@ -276,7 +283,7 @@ func (r *Relay) done(ctx context.Context, tenant cells.TenantID, n int, err erro
 		delete(r.tenants, tenant)
 		return
 	}
-	wait = wait/2 + rand.N(wait/2+1)
+	wait = max(wait/2+rand.N(wait/2+1), least)
 	t.hold = time.AfterFunc(wait, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()

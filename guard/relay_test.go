@@ -282,3 +282,45 @@ func TestRelayEnds(t *testing.T) {
 		<-done
 	})
 }
+
+// A publisher that says when to come again is not called before.
+func TestRelayDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		var mu sync.Mutex
+		var tries []time.Duration
+		start := time.Now()
+		delays := []time.Duration{10 * time.Minute, 1000 * time.Hour, time.Nanosecond}
+		stop := run(t, guard.RelayConfig{Store: s, Poll: time.Minute, MinBackoff: time.Second, MaxBackoff: 8 * time.Second,
+			Publisher: guard.PublisherFunc(func(context.Context, []guard.Event) error {
+				mu.Lock()
+				defer mu.Unlock()
+				tries = append(tries, time.Since(start))
+				if len(tries) > len(delays) {
+					return nil
+				}
+				return &guard.PartialError{Err: &guard.DelayError{After: delays[len(tries)-1], Err: errors.New("later")}}
+			})})
+		s.emit("a", 1, true)
+		for range 90 {
+			<-time.After(time.Minute)
+			s.feeds <- []cells.TenantID{"a"}
+		}
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		want := []time.Duration{0, 10 * time.Minute, 70 * time.Minute, 70*time.Minute + 4*time.Second}
+		if len(tries) != len(want) {
+			t.Fatalf("called after %v, want %v", tries, want)
+		}
+		for i := range want {
+			if d := tries[i] - want[i]; d < -2*time.Second || d > 2*time.Second {
+				t.Errorf("called after %v, want %v", tries, want)
+			}
+		}
+		if s.published("a") != 1 {
+			t.Error("not published in the end")
+		}
+		_ = stop()
+	})
+}

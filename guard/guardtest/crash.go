@@ -3,7 +3,6 @@
 package guardtest
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,7 +12,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
-	"github.com/cloister-dev/cloister/guard/webhook"
+	"github.com/cloister-dev/cloister/guard/publish/webhook"
 )
 
 // receiver is a webhook receiver in this process.
@@ -28,10 +27,10 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(req.Body)
 	var ev guard.Event
 	if err == nil {
-		err = webhook.Verify([]byte(ChildSecret), req.Header, body, time.Now(), time.Minute)
+		err = webhook.Verify([]webhook.Key{ChildKey()}, req.Header, body, time.Now(), time.Minute)
 	}
 	if err == nil {
-		err = json.Unmarshal(body, &ev)
+		ev, err = webhook.Decode(body)
 	}
 	r.mu.Lock()
 	if err != nil {
@@ -114,7 +113,7 @@ func testRelayCrash(e *env) {
 	r.mu.Lock()
 	r.hold = nil
 	r.mu.Unlock()
-	pub, err := webhook.New(webhook.Config{URL: srv.URL, Secrets: [][]byte{[]byte(ChildSecret)}})
+	pub, err := webhook.New(webhook.Config{URL: srv.URL, Keys: []webhook.Key{ChildKey()}})
 	e.must(err, "publisher")
 	defer pub.Close()
 	stop := e.relay(e.a, pub)

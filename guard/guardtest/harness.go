@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/guard/publish/webhook"
 )
 
 // TableSQL creates the service's table that the suite writes to.
@@ -29,7 +30,7 @@ type Harness struct {
 	// Open makes a new database with [Table], protected.
 	Open func(ctx context.Context) (Database, error)
 	// Child is a command that runs a relay on the database of db until it is
-	// killed, with a webhook publisher to url and [ChildSecret]; nil: the
+	// killed, with a webhook publisher to url and [ChildKey]; nil: the
 	// crash test is left out.
 	Child func(db Database, url string) *exec.Cmd
 	// Unprotected: the store cannot refuse writes that carry no admission.
@@ -44,8 +45,14 @@ type Harness struct {
 	Only []string
 }
 
-// ChildSecret signs the webhooks of [Harness.Child].
-const ChildSecret = "guardtest-guardtest-guardtest"
+// ChildKey signs the webhooks of [Harness.Child].
+func ChildKey() webhook.Key {
+	k, err := webhook.Secret([]byte("guardtest-guardtest-guardtest"))
+	if err != nil {
+		panic(err)
+	}
+	return k
+}
 
 // Database is one cell's database.
 type Database interface {

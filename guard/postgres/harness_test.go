@@ -22,7 +22,7 @@ import (
 	"github.com/cloister-dev/cloister/guard"
 	"github.com/cloister-dev/cloister/guard/guardtest"
 	"github.com/cloister-dev/cloister/guard/postgres"
-	"github.com/cloister-dev/cloister/guard/webhook"
+	"github.com/cloister-dev/cloister/guard/publish/webhook"
 	"github.com/cloister-dev/cloister/internal/pgtest"
 )
 
@@ -47,7 +47,7 @@ func child(dbURL, schema, hook string) error {
 	if err != nil {
 		return err
 	}
-	pub, err := webhook.New(webhook.Config{URL: hook, Secrets: [][]byte{[]byte(guardtest.ChildSecret)}})
+	pub, err := webhook.New(webhook.Config{URL: hook, Keys: []webhook.Key{guardtest.ChildKey()}})
 	if err != nil {
 		return err
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
 	"github.com/cloister-dev/cloister/guard/guardtest"
+	"github.com/cloister-dev/cloister/guard/publish/webhook"
 	"github.com/cloister-dev/cloister/guard/sqlite"
-	"github.com/cloister-dev/cloister/guard/webhook"
 )
 
 const childEnv = "GUARD_SQLITE_CHILD"
@@ -44,7 +44,7 @@ func child(dsn, hook string) error {
 	if err != nil {
 		return err
 	}
-	pub, err := webhook.New(webhook.Config{URL: hook, Secrets: [][]byte{[]byte(guardtest.ChildSecret)}})
+	pub, err := webhook.New(webhook.Config{URL: hook, Keys: []webhook.Key{guardtest.ChildKey()}})
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@
 package app
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -19,7 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cloister-dev/cloister/guard"
-	"github.com/cloister-dev/cloister/guard/webhook"
+	"github.com/cloister-dev/cloister/guard/publish/webhook"
 	"github.com/cloister-dev/cloister/member"
 	"github.com/cloister-dev/cloister/services/memory"
 )
@@ -130,7 +129,11 @@ func (o *options) relay(store *memory.Store, log *slog.Logger) (member.Runner, e
 	if err != nil {
 		return nil, fmt.Errorf("--webhook needs --webhook-key-file: %w", err)
 	}
-	pub, err := webhook.New(webhook.Config{URL: o.webhook, Secrets: [][]byte{bytes.TrimSpace(key)}})
+	keys, err := webhook.ParseKeys(string(key))
+	if err != nil {
+		return nil, err
+	}
+	pub, err := webhook.New(webhook.Config{URL: o.webhook, Keys: keys})
 	if err != nil {
 		return nil, err
 	}
