@@ -90,6 +90,9 @@ type Config struct {
 	// StepHook is called after each persisted step of each move, after it was noted;
 	// an error ends this process's part in the move until the sweeper resumes it.
 	StepHook func(context.Context, cells.StepEvent) error
+	// Now is the clock that stamps routes, sets deadlines and measures pauses; default
+	// time.Now. It decides nothing that safety depends on.
+	Now func() time.Time
 	// Trace, if set, receives what this process writes and orders, for
 	// [cells.CheckTrace]. Writes are not concurrent.
 	Trace io.Writer

@@ -56,6 +56,9 @@ func (e *executor) controllerOn(table cells.RoutingTable) *cells.MoveController 
 		cells.WithDrainDeadline(cfg.DrainDeadline), cells.WithMaxPause(cfg.MaxPause), cells.WithFallbackCell(e.s.fleet.defaultCell()),
 		cells.WithObserver(e.observe), cells.WithStepHook(e.hook), cells.WithControllerLogger(e.s.log), cells.WithoutReclaim(),
 	}
+	if cfg.Now != nil {
+		opts = append(opts, cells.WithNow(cfg.Now))
+	}
 	if cfg.Budget != nil {
 		opts = append(opts, cells.WithBudgetMeter(cfg.Budget))
 	}
@@ -279,8 +282,16 @@ func (e *executor) round(ctx context.Context, t *tracker) (done bool, _ error) {
 		t.noteError(refused)
 		return false, refused
 	}
+	if errors.Is(refused, cells.ErrUnavailable) && !errors.Is(refused, cells.ErrClosed) && time.Since(m.StartedAt) < beginPatience {
+		t.noteError(refused)
+		return false, refused
+	}
 	return true, e.conclude(ctx, t, api.MoveRefused, &row, &res, refused.Error())
 }
+
+// beginPatience is for how long a move that has not begun waits for cells that
+// cannot be reached: a process or a database that has just been started again.
+const beginPatience = 5 * time.Second
 
 // hookError carries the error of the configured step hook.
 type hookError struct{ err error }

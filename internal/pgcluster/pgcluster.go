@@ -117,7 +117,7 @@ func (c *Cluster) Restart(ctx context.Context) error {
 	settings := append([]string{"listen_addresses=127.0.0.1", "wal_level=logical", "max_replication_slots=64", "max_wal_senders=64",
 		"max_connections=200", "unix_socket_permissions=0700", "log_min_messages=warning"}, c.opts.Settings...)
 	if c.opts.NoSync {
-		settings = append(settings, "fsync=off", "synchronous_commit=off", "full_page_writes=off")
+		settings = append(settings, "fsync=off", "full_page_writes=off")
 	}
 	for _, s := range settings {
 		args = append(args, "-c", s)

@@ -75,7 +75,7 @@ func (a *app) directoryCredential() *cobra.Command {
 func (a *app) directoryServe() *cobra.Command {
 	var ch channelFlags
 	var cfg directory.Config
-	var state, operatorListen, channelListen, credentialFile, haltFile, trace string
+	var state, operatorListen, channelListen, credentialFile, haltFile, clockFile, trace string
 	var sums, cellsAllowed []string
 	c := &cobra.Command{
 		Use:   "serve",
@@ -129,6 +129,9 @@ binds to the loopback unless you say otherwise.`,
 			if haltFile != "" {
 				cfg.StepHook = haltHook(haltFile)
 			}
+			if clockFile != "" {
+				cfg.Now = func() time.Time { return time.Now().Add(offsetOf(clockFile)) }
+			}
 			if trace != "" {
 				f, err := os.OpenFile(trace, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 				if err != nil {
@@ -166,8 +169,23 @@ binds to the loopback unless you say otherwise.`,
 	f.BoolVar(&cfg.Pinned, "pinned", false, "placements never change: refuse moves and deletions")
 	f.StringVar(&trace, "trace", "", "append a JSON line for each step of each move to this file")
 	f.StringVar(&haltFile, "halt-file", "", "stand still at the step that this file names, while it does; for crash tests")
+	f.StringVar(&clockFile, "clock-file", "", "the clock is off by the duration in this file; for tests of clocks that jump")
 	_ = f.MarkHidden("halt-file")
+	_ = f.MarkHidden("clock-file")
 	return c
+}
+
+// offsetOf reads how far the clock is off; 0 while the file says nothing.
+func offsetOf(file string) time.Duration {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0
+	}
+	d, err := time.ParseDuration(string(bytes.TrimSpace(b)))
+	if err != nil {
+		return 0
+	}
+	return d
 }
 
 // haltHook stops a move at the step that a file names, for as long as it names

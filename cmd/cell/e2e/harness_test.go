@@ -60,7 +60,15 @@ type env struct {
 	t    *testing.T
 	cl   *client.Client
 	http *http.Client
-	halt string
+	// halt and clock are files that the directory reads.
+	halt, clock string
+}
+
+// in is the environment for a subtest.
+func (e *env) in(t *testing.T) *env {
+	out := *e
+	out.t = t
+	return &out
 }
 
 // start starts a fleet in a folder of its own.
@@ -75,7 +83,7 @@ func start(t *testing.T, cfg fleet.Config) *env {
 
 // startIn starts a fleet below dir. The folder is removed in the end, or kept and
 // the logs shown when the test has failed. What the directory did is checked.
-func startIn(t *testing.T, dir string, cfg fleet.Config) *env {
+func startIn(t *testing.T, dir string, cfg fleet.Config, more ...func(*fleet.Options)) *env {
 	t.Helper()
 	if err := os.Chmod(dir, 0o755); err != nil { // Postgres runs as another user
 		t.Fatal(err)
@@ -95,8 +103,12 @@ func startIn(t *testing.T, dir string, cfg fleet.Config) *env {
 	cfg.Listen = "127.0.0.1:0"
 	cfg.Service.Command = []string{filepath.Join(bin, "memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}
 	halt, trace := filepath.Join(dir, "halt"), filepath.Join(dir, "trace.jsonl")
-	f, err := fleet.Start(t.Context(), cfg, fleet.Options{Dir: filepath.Join(dir, "state"), Cell: filepath.Join(bin, "cell"),
-		Log: slog.New(slog.DiscardHandler), PostgresNoSync: true, DirectoryArgs: []string{"--halt-file", halt, "--trace", trace}})
+	o := fleet.Options{Dir: filepath.Join(dir, "state"), Cell: filepath.Join(bin, "cell"), Log: slog.New(slog.DiscardHandler), PostgresNoSync: true,
+		DirectoryArgs: []string{"--halt-file", halt, "--trace", trace, "--clock-file", filepath.Join(dir, "clock")}}
+	for _, f := range more {
+		f(&o)
+	}
+	f, err := fleet.Start(t.Context(), cfg, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +122,7 @@ func startIn(t *testing.T, dir string, cfg fleet.Config) *env {
 	}
 	hc := load.NewHTTPClient(64)
 	t.Cleanup(hc.CloseIdleConnections)
-	return &env{Fleet: f, t: t, cl: cl, http: hc, halt: halt}
+	return &env{Fleet: f, t: t, cl: cl, http: hc, halt: halt, clock: filepath.Join(dir, "clock")}
 }
 
 // checkTrace holds everything that the fleet's directories did against the actions

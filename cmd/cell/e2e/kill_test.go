@@ -40,7 +40,7 @@ func TestKillAtEveryStep(t *testing.T) {
 			}
 			for _, victim := range victims {
 				t.Run(fmt.Sprintf("%s/%s", step, victim), func(t *testing.T) {
-					e := &env{Fleet: e.Fleet, t: t, cl: e.cl, http: e.http, halt: e.halt}
+					e := e.in(t)
 					from := e.cellOf(moving)
 					to := cells.CellID("cell-b")
 					if from == to {

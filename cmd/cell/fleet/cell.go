@@ -149,10 +149,17 @@ func (f *Fleet) process(c Cell, n int, dsn string) (supervise.Spec, error) {
 	cert, key := f.certFiles(channel.RoleCell, c.Name)
 	s.Env = append(s.Env,
 		"CELL_ID="+c.Name, "CELL_FLEET="+f.Config.Name, "CELL_VERSION="+c.Version,
-		"CELL_DIRECTORY_URL="+f.Info.Channel, "CELL_SERVICE_URL=http://"+addr,
+		"CELL_DIRECTORY_URL=https://"+f.o.via(c.Name, "directory", strings.TrimPrefix(f.Info.Channel, "https://")), "CELL_SERVICE_URL=http://"+addr,
 		"CELL_CHANNEL_CA="+filepath.Join(f.Layout.PKI(), pki.CACertFile), "CELL_CHANNEL_CERT="+cert, "CELL_CHANNEL_KEY="+key,
 		"CELL_CHANNEL_REVOKED="+filepath.Join(f.Layout.PKI(), pki.RevokedFile),
 		"CELL_ADMISSION_KEY_FILE="+f.Layout.CellKey(c.Name), "CELL_DEFAULT_CELL="+f.Config.DefaultCell,
 		"CELL_STATE_DIR="+filepath.Join(dir, fmt.Sprintf("member-%d", n)))
+	if f.o.Via != nil {
+		agent, err := freeAddr("127.0.0.1:0")
+		if err != nil {
+			return s, err
+		}
+		s.Env = append(s.Env, "CELL_AGENT_ADDR="+agent, "CELL_AGENT_URL=https://"+f.o.via("", c.Name, agent))
+	}
 	return s, nil
 }

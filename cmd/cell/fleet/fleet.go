@@ -37,8 +37,21 @@ type Options struct {
 	DirectoryArgs, EdgeArgs []string
 	// PostgresNoSync gives up durability against a crash of the machine; for tests.
 	PostgresNoSync bool
+	// Via, if set, gives the address at which one process reaches another: from is
+	// "edge" or a cell, to "directory" or a cell (its agent, which the directory and all
+	// other cells reach: from is "" then), addr the host:port that it listens on. For
+	// tests that cut the network. Cells have one process each then.
+	Via func(from, to, addr string) string
 	// OnStep, if set, is told what is being started.
 	OnStep func(string)
+}
+
+// via is how from reaches to.
+func (o *Options) via(from, to, addr string) string {
+	if o.Via == nil {
+		return addr
+	}
+	return o.Via(from, to, addr)
 }
 
 // Fleet is a running fleet. Close it.
@@ -262,7 +275,7 @@ func (f *Fleet) startEdge() error {
 	args := append([]string{f.o.Cell, "router", "serve",
 		"--listen", strings.TrimPrefix(f.Info.Edge, "http://"),
 		"--admin-listen", strings.TrimPrefix(f.Info.EdgeAdmin, "http://"),
-		"--directory", f.Info.Channel,
+		"--directory", "https://" + f.o.via("edge", "directory", strings.TrimPrefix(f.Info.Channel, "https://")),
 		"--state", f.Layout.Edge(),
 		"--admission-key-file", f.Layout.AdmissionKey(),
 		"--extractors", string(extractors),
