@@ -4,14 +4,14 @@ package cells
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
 )
 
-// DefaultBudgetWindow and DefaultBudget are 99.995 % of 30 days: 129.6 seconds
-// without service.
+// DefaultBudgetWindow and DefaultBudget are 99.995 % of a month: 129.6 seconds
+// without service. A month is any 30 days of 24 hours, ending now: a pause counts
+// for 30 days from its beginning, and then no more, whatever the calendar says.
 const (
 	DefaultBudgetWindow = 30 * 24 * time.Hour
 	DefaultBudget       = DefaultBudgetWindow / 20000
@@ -22,12 +22,35 @@ type BudgetEntry struct {
 	Tenant TenantID `json:"tenant"`
 	// Move is the move that paused the tenant. A tenant has one entry a move.
 	Move MoveID `json:"move"`
-	// At is when the pause was reserved or charged.
-	At    time.Time     `json:"at"`
+	// At is when the pause began: when it was reserved, or charged if it never was.
+	At time.Time `json:"at"`
+	// Pause is what counts against the budget: what is reserved; then what clients saw,
+	// if an edge has reported; else what the driver measured.
 	Pause time.Duration `json:"pause"`
-	// Reserved: Pause is what was predicted before the cut. It counts as if it had
-	// happened until the move is charged.
+	// Reserved: the cut may still be under way. Pause is the most that it may take
+	// before it is given up, and counts as if it had happened.
 	Reserved bool `json:"reserved,omitempty"`
+	// Driver is the pause as the driver of the move measured it; 0 until then, and for
+	// good if that driver died before it could say.
+	Driver time.Duration `json:"driver,omitempty"`
+	// Seen is for how long clients were refused because of the move, as edges
+	// reported it; only if Reported.
+	Seen     time.Duration `json:"seen,omitempty"`
+	Reported bool          `json:"reported,omitempty"`
+	// Forced: the move may exceed the budget, because Actor said so.
+	Forced bool   `json:"forced,omitempty"`
+	Actor  string `json:"actor,omitempty"`
+}
+
+// count makes Pause what counts.
+func (e *BudgetEntry) count() {
+	switch {
+	case e.Reserved:
+	case e.Reported:
+		e.Pause = e.Seen
+	default:
+		e.Pause = e.Driver
+	}
 }
 
 // BudgetStore keeps the entries. Safe for concurrent use; a store that several
@@ -96,102 +119,161 @@ func NewBudgetMeter(opts ...BudgetOption) *BudgetMeter {
 	return m
 }
 
-// BudgetError refuses a pause. It wraps [ErrBudget].
-type BudgetError struct {
-	Tenant TenantID
-	// Asked is the predicted pause, Remaining what is left of the budget.
-	Asked, Remaining time.Duration
-}
-
-// Error implements error.
-func (e *BudgetError) Error() string {
-	return fmt.Sprintf("%v: tenant %s has %v left, a pause of %v is predicted", ErrBudget, e.Tenant,
-		e.Remaining.Round(time.Millisecond), e.Asked.Round(time.Millisecond))
-}
-
-// Unwrap returns [ErrBudget].
-func (e *BudgetError) Unwrap() error { return ErrBudget }
-
 // Remaining returns what is left of the tenant's budget, reservations taken off;
 // never negative.
 func (m *BudgetMeter) Remaining(ctx context.Context, tenant TenantID) (time.Duration, error) {
-	es, err := m.store.Entries(ctx, tenant)
-	if err != nil {
-		return 0, err
-	}
-	return m.left(m.current(es), ""), nil
+	a, err := m.Account(ctx, tenant)
+	return a.Left, err
 }
 
 // Allow reports whether a pause would fit, without reserving it: nil, or a
 // [BudgetError]. Nothing fits once the budget is used up, not even a pause of 0.
 func (m *BudgetMeter) Allow(ctx context.Context, tenant TenantID, pause time.Duration) error {
+	limit, err := m.limit(ctx, tenant)
+	if err != nil {
+		return err
+	}
 	es, err := m.store.Entries(ctx, tenant)
 	if err != nil {
 		return err
 	}
-	return m.fits(tenant, m.left(m.current(es), ""), pause)
+	return m.fits(tenant, limit.Pause, m.current(es), "", pause)
 }
 
 // Reserve takes a predicted pause off the budget, or refuses with a [BudgetError].
 // A move that has reserved before changes its reservation.
 func (m *BudgetMeter) Reserve(ctx context.Context, tenant TenantID, move MoveID, pause time.Duration) error {
-	return m.reserve(ctx, tenant, move, pause, false)
+	_, err := m.reserve(ctx, tenant, move, pause, max(pause, 0), false)
+	return err
 }
 
-func (m *BudgetMeter) reserve(ctx context.Context, tenant TenantID, move MoveID, pause time.Duration, force bool) error {
-	pause = max(pause, 0)
-	return m.update(ctx, tenant, move, func(es []BudgetEntry) (*BudgetEntry, error) {
-		if err := m.fits(tenant, m.left(es, move), pause); err != nil && !force {
-			return nil, err
+// reserve reserves as much of want as is left, if pause fits. A move that is forced,
+// now or by [BudgetMeter.Authorize], gets all of it, fitting or not. With over, other
+// moves of the tenant are known to have ended: what they reserved and never settled
+// counts as it is.
+func (m *BudgetMeter) reserve(ctx context.Context, tenant TenantID, move MoveID, pause, want time.Duration, over bool) (granted time.Duration, _ error) {
+	err := m.update(ctx, tenant, move, func(limit time.Duration, es []BudgetEntry, e *BudgetEntry) (keep bool, _ error) {
+		granted = want
+		if !e.Forced {
+			if err := m.fits(tenant, limit, es, move, max(pause, 0)); err != nil {
+				return false, err
+			}
+			granted = min(want, left(limit, es, move))
 		}
-		return &BudgetEntry{Tenant: tenant, Move: move, At: m.now(), Pause: pause, Reserved: true}, nil
+		for i := range es {
+			if over && es[i].Move != move {
+				es[i].Reserved = false
+			}
+		}
+		e.At, e.Pause, e.Reserved = m.now(), granted, true
+		return true, nil
+	})
+	return granted, err
+}
+
+// Authorize lets the move exceed the budget and records who said so. Whoever drives
+// the move on, in whatever process, is bound by it.
+func (m *BudgetMeter) Authorize(ctx context.Context, tenant TenantID, move MoveID, actor string) error {
+	return m.update(ctx, tenant, move, func(_ time.Duration, _ []BudgetEntry, e *BudgetEntry) (bool, error) {
+		if e.At.IsZero() {
+			e.At, e.Reserved = m.now(), true
+		}
+		if !e.Forced {
+			e.Forced, e.Actor = true, actor
+		}
+		return true, nil
 	})
 }
 
-// Charge records how long the move has really paused the tenant, in place of
-// what it had reserved. Charging the same move again keeps the longer pause.
+// Charge records for how long the driver measured that the move has paused the
+// tenant, in place of what it had reserved. Charging the same move again keeps the
+// longer pause. What counts is what clients saw, once an edge has reported that.
 func (m *BudgetMeter) Charge(ctx context.Context, tenant TenantID, move MoveID, pause time.Duration) error {
-	return m.update(ctx, tenant, move, func(es []BudgetEntry) (*BudgetEntry, error) {
-		e := BudgetEntry{Tenant: tenant, Move: move, At: m.now(), Pause: max(pause, 0)}
-		for _, old := range es {
-			if old.Move == move && !old.Reserved && old.Pause > e.Pause {
-				e = old
-			}
+	return m.update(ctx, tenant, move, func(_ time.Duration, _ []BudgetEntry, e *BudgetEntry) (bool, error) {
+		if e.At.IsZero() {
+			e.At = m.now()
 		}
-		return &e, nil
+		e.Reserved, e.Driver = false, max(pause, e.Driver)
+		e.count()
+		return true, nil
 	})
 }
 
-// Release gives a reservation back. A charge stays.
+// ChargeSeen records for how long clients were refused because of the move: from
+// now on that is what counts, whether it is more or less than the driver measured.
+// It may be called again with another value, and before the driver has charged. It
+// returns the move's entry.
+func (m *BudgetMeter) ChargeSeen(ctx context.Context, tenant TenantID, move MoveID, seen time.Duration) (BudgetEntry, error) {
+	var out BudgetEntry
+	err := m.update(ctx, tenant, move, func(_ time.Duration, _ []BudgetEntry, e *BudgetEntry) (bool, error) {
+		if e.At.IsZero() {
+			e.At = m.now()
+		}
+		e.Seen, e.Reported = max(seen, 0), true
+		e.count()
+		out = *e
+		return true, nil
+	})
+	return out, err
+}
+
+// Settle ends the reservation of a move that is over and that nobody has charged: its
+// driver died first. A pause that is known otherwise is charged; else (negative) what
+// was reserved counts. Nothing happens to a move without a reservation.
+func (m *BudgetMeter) Settle(ctx context.Context, tenant TenantID, move MoveID, pause time.Duration) error {
+	return m.update(ctx, tenant, move, func(_ time.Duration, _ []BudgetEntry, e *BudgetEntry) (bool, error) {
+		if !e.Reserved {
+			return !e.At.IsZero(), nil
+		}
+		e.Reserved = false
+		if pause >= 0 {
+			e.Driver = pause
+			e.count()
+		}
+		return true, nil
+	})
+}
+
+// Release gives a reservation back: there was no cut. A charge stays.
 func (m *BudgetMeter) Release(ctx context.Context, tenant TenantID, move MoveID) error {
-	return m.update(ctx, tenant, move, func(es []BudgetEntry) (*BudgetEntry, error) {
-		for _, old := range es {
-			if old.Move == move && !old.Reserved {
-				return &old, nil
-			}
+	return m.update(ctx, tenant, move, func(_ time.Duration, _ []BudgetEntry, e *BudgetEntry) (bool, error) {
+		if !e.Reserved {
+			return !e.At.IsZero(), nil
 		}
-		return nil, nil
+		e.Reserved = false
+		e.count()
+		return e.Reported, nil
 	})
 }
 
-// update replaces the move's entry by what f makes of the current ones.
-func (m *BudgetMeter) update(ctx context.Context, tenant TenantID, move MoveID, f func([]BudgetEntry) (*BudgetEntry, error)) error {
+// update changes the move's entry; one that is new has only its names. f gets the
+// limit and a copy of the tenant's current entries, which it may change too.
+func (m *BudgetMeter) update(ctx context.Context, tenant TenantID, move MoveID, f func(limit time.Duration, es []BudgetEntry, e *BudgetEntry) (keep bool, _ error)) error {
 	if err := tenant.Validate(); err != nil {
 		return err
 	}
 	if err := move.Validate(); err != nil {
 		return err
 	}
+	limit, err := m.limit(ctx, tenant)
+	if err != nil {
+		return err
+	}
 	return m.store.Update(ctx, tenant, func(es []BudgetEntry) ([]BudgetEntry, error) {
 		es = m.current(es)
-		e, err := f(es)
+		e := BudgetEntry{Tenant: tenant, Move: move}
+		i := slices.IndexFunc(es, func(o BudgetEntry) bool { return o.Move == move })
+		if i >= 0 {
+			e = es[i]
+		}
+		keep, err := f(limit.Pause, es, &e)
 		if err != nil {
 			return nil, err
 		}
 		es = slices.DeleteFunc(es, func(o BudgetEntry) bool { return o.Move == move })
-		if e != nil {
+		if keep {
 			e.At = e.At.UTC().Round(0)
-			es = append(es, *e)
+			es = append(es, e)
 		}
 		return es, nil
 	})
@@ -203,25 +285,17 @@ func (m *BudgetMeter) current(es []BudgetEntry) []BudgetEntry {
 	return slices.DeleteFunc(slices.Clone(es), func(e BudgetEntry) bool { return !e.At.After(since) })
 }
 
-// left is what the entries, without those of move, leave of the budget.
-func (m *BudgetMeter) left(es []BudgetEntry, move MoveID) time.Duration {
-	left := m.budget
+// left is what the entries, without those of move, leave of the limit.
+func left(limit time.Duration, es []BudgetEntry, move MoveID) time.Duration {
 	for _, e := range es {
 		if e.Move == move {
 			continue
 		}
-		if left -= e.Pause; left <= 0 {
+		if limit -= e.Pause; limit <= 0 {
 			return 0
 		}
 	}
-	return left
-}
-
-func (m *BudgetMeter) fits(tenant TenantID, left, pause time.Duration) error {
-	if left <= 0 || pause > left {
-		return &BudgetError{Tenant: tenant, Asked: pause, Remaining: left}
-	}
-	return nil
+	return max(limit, 0)
 }
 
 // budgetMem is the store of a meter without one.

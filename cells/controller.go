@@ -40,6 +40,7 @@ type MoveController struct {
 	now      func() time.Time
 	deadline time.Duration
 	maxPause time.Duration
+	headroom time.Duration
 	noSweep  bool
 }
 
@@ -78,8 +79,9 @@ func WithDrainDeadline(d time.Duration) ControllerOption {
 	}
 }
 
-// WithMaxPause refuses a cut whose predicted pause is longer than d. Not positive
-// means no bound besides the budget.
+// WithMaxPause refuses a cut whose predicted pause is longer than d, and gives a cut
+// up that takes longer before it is decided. Not positive means no bound besides the
+// budget.
 func WithMaxPause(d time.Duration) ControllerOption {
 	return func(c *MoveController) { c.maxPause = d }
 }
@@ -119,7 +121,7 @@ func WithoutReclaim() ControllerOption { return func(c *MoveController) { c.noSw
 
 // NewMoveController returns a controller on table. It starts nothing.
 func NewMoveController(table RoutingTable, opts ...ControllerOption) *MoveController {
-	c := &MoveController{table: table, deadline: DefaultDrainDeadline, now: time.Now, log: slog.New(slog.DiscardHandler)}
+	c := &MoveController{table: table, deadline: DefaultDrainDeadline, headroom: DefaultPauseHeadroom, now: time.Now, log: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		o(c)
 	}

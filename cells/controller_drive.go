@@ -28,6 +28,8 @@ type drive struct {
 	winner    CellID    // set once the decision is known
 	cause     error     // why this driver rolled back
 	pauseFrom time.Time // when this driver took the tenant out of service
+	until     time.Time // when the cut that this driver began must be decided, by its own clock
+	bound     time.Duration
 	ended     time.Time // when this driver wrote ACTIVE
 	predicted time.Duration
 	steps     []StepTiming
@@ -188,14 +190,23 @@ func (d *drive) step(ctx context.Context) error {
 	return fmt.Errorf("%w: move %s in a row that is %s", ErrInvalid, d.ref.ID, d.row.State)
 }
 
-func (d *drive) late() bool { return !d.c.now().Before(d.row.Deadline) }
+func (d *drive) late() bool { return d.timeLeft() <= 0 }
+
+// timeLeft is how long the cut may still take. The driver that began it goes by its
+// own clock, which does not jump; others by the row.
+func (d *drive) timeLeft() time.Duration {
+	if !d.until.IsZero() {
+		return d.until.Sub(d.c.now())
+	}
+	return d.row.Deadline.Sub(d.c.now())
+}
 
 // bounded runs f under the cut's deadline.
 func (d *drive) bounded(ctx context.Context, f func(ctx, whole context.Context) error) error {
 	if d.late() {
 		return errDeadline
 	}
-	cut, cancel := context.WithTimeoutCause(ctx, d.row.Deadline.Sub(d.c.now()), errDeadline)
+	cut, cancel := context.WithTimeoutCause(ctx, d.timeLeft(), errDeadline)
 	defer cancel()
 	err := f(cut, ctx)
 	if err != nil && cut.Err() != nil && ctx.Err() == nil && !isStop(err) && !errors.Is(err, errChanged) && !errors.Is(err, errDeadline) {
@@ -216,12 +227,15 @@ func (d *drive) prepare(ctx context.Context) error {
 	if err := d.effect(ctx, StepPrepare); err != nil {
 		return err
 	}
-	if err := d.c.admit(ctx, d.ref.Tenant, d.ref.ID, p.Pause, d.force); err != nil {
+	bound, err := d.c.admit(ctx, d.ref.Tenant, d.ref.ID, p.Pause, d.force)
+	if err != nil {
 		return d.failed(StepQuiesce, err)
 	}
-	wrote, err := d.write(ctx, StepQuiesce, Event{Kind: EventQuiesce, Deadline: d.c.now().Add(d.c.deadline)}, briefly)
-	if wrote {
-		d.pauseFrom = d.row.UpdatedAt
+	until := d.c.now().Add(bound)
+	d.bound = bound
+	wrote, err := d.write(ctx, StepQuiesce, Event{Kind: EventQuiesce, Deadline: until}, briefly)
+	if wrote || isStop(err) {
+		d.pauseFrom, d.until = d.row.UpdatedAt, until
 	}
 	return err
 }
@@ -307,12 +321,13 @@ func (d *drive) finish(ctx context.Context) error {
 	if d.row.CellID == d.ref.Source {
 		step = StepReopen
 	}
-	if d.pauseFrom.IsZero() && !d.row.Deadline.IsZero() {
-		d.pauseFrom = d.row.Deadline.Add(-d.c.deadline)
-	}
+	deadline := d.row.Deadline
 	wrote, err := d.write(ctx, step, Event{Kind: EventOpened, Epoch: d.row.Epoch}, forever)
 	if wrote {
 		d.ended = d.last
+		if d.pauseFrom.IsZero() && !deadline.IsZero() {
+			d.pauseFrom = d.c.cutBegan(ctx, d.ref, deadline)
+		}
 	}
 	return err
 }
@@ -370,8 +385,11 @@ func (d *drive) effect(ctx context.Context, step Step) error {
 	d.steps = append(d.steps, StepTiming{Step: step, At: now, Took: now.Sub(d.last)})
 	d.last = now
 	ev := StepEvent{Tenant: d.ref.Tenant, Move: d.ref, Step: step, Route: d.row.Clone()}
-	if step == StepPrepare {
+	switch step {
+	case StepPrepare:
 		ev.Predicted = d.predicted
+	case StepQuiesce:
+		ev.Bound = d.bound
 	}
 	return d.c.done(ctx, ev)
 }
@@ -394,22 +412,6 @@ func (d *drive) progress(step Step) func(Progress) {
 }
 
 func (d *drive) result() MoveResult {
-	return MoveResult{Route: d.row, Move: d.ref, Predicted: d.predicted, Pause: d.pause(), Steps: d.steps,
+	return MoveResult{Route: d.row, Move: d.ref, Predicted: d.predicted, Bound: d.bound, Pause: d.pause(), Steps: d.steps,
 		RolledBack: d.winner != "" && d.winner == d.ref.Source, Reason: d.reason()}
-}
-
-// admit checks the predicted pause against the bound and the budget, and reserves it.
-func (c *MoveController) admit(ctx context.Context, tenant TenantID, move MoveID, predicted time.Duration, force bool) error {
-	if c.maxPause > 0 && predicted > c.maxPause && !force {
-		return fmt.Errorf("%w: the predicted pause of %v is longer than %v", ErrBudget, predicted, c.maxPause)
-	}
-	if c.budget == nil {
-		return nil
-	}
-	err := c.budget.reserve(ctx, tenant, move, predicted, force)
-	if err != nil && force {
-		c.log.Warn("budget not reserved", "tenant", tenant, "move", move, "err", err)
-		return nil
-	}
-	return err
 }

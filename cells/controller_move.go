@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 )
 
 // Move is [MoveController.Run] without its result.
@@ -97,8 +96,14 @@ func (d *drive) begin(ctx context.Context, plan MovePlan) error {
 		}
 	}
 	d.ref = m
+	if plan.Force {
+		c.authorize(ctx, m, plan.Actor)
+	}
 	_, err = d.write(ctx, StepBegin, ev, briefly)
 	if err != nil && !isStop(err) && !errors.Is(err, errUnknown) {
+		if plan.Force && d.row.MoveID == "" {
+			c.release(ctx, m)
+		}
 		d.ref = MoveRef{}
 	}
 	return err
@@ -119,17 +124,6 @@ func (c *MoveController) preflight(ctx context.Context, m MoveRef, force bool) e
 		return nil
 	}
 	return c.affordable(ctx, m.Tenant, p.Pause)
-}
-
-// affordable checks an estimate without reserving anything.
-func (c *MoveController) affordable(ctx context.Context, tenant TenantID, pause time.Duration) error {
-	if c.maxPause > 0 && pause > c.maxPause {
-		return fmt.Errorf("%w: the predicted pause of %v is longer than %v", ErrBudget, pause, c.maxPause)
-	}
-	if c.budget == nil {
-		return nil
-	}
-	return c.budget.Allow(ctx, tenant, pause)
 }
 
 // complete drives a begun move to its end and reclaims.
@@ -154,8 +148,8 @@ func (c *MoveController) complete(ctx context.Context, d *drive) (MoveResult, er
 // being prepared goes on under its id, a cut goes on or, past its deadline, is
 // rolled back, a decided one is finished, a deletion is finished, left-behind rows
 // are removed. Nothing to do is no error. A preparation that does not fit the
-// budget is given up, as [MoveController.Run] without Force would. A move that
-// ends with the source serving gives an error that wraps [ErrRolledBack]. Several
+// budget is given up, unless the move was forced: that is kept in the budget. A move
+// that ends with the source serving gives an error that wraps [ErrRolledBack]. Several
 // processes may resume the same tenant at the same time.
 func (c *MoveController) Resume(ctx context.Context, tenant TenantID) (MoveResult, error) {
 	for range maxRounds {

@@ -108,7 +108,7 @@ func (e *scriptEnv) do(t *testing.T, c command) string {
 		e.printf("%s\n", showRoute(r))
 	case "move":
 		var res MoveResult
-		res, err = ctrl.Run(ctx, MovePlan{TenantID: "t", FromCell: CellID(c.kv["from"]), ToCell: CellID(c.arg(0)), MoveID: MoveID(c.kv["id"]), Force: c.kv["force"] == "yes"})
+		res, err = ctrl.Run(ctx, MovePlan{TenantID: "t", FromCell: CellID(c.kv["from"]), ToCell: CellID(c.arg(0)), MoveID: MoveID(c.kv["id"]), Force: c.kv["force"] == "yes", Actor: "alice"})
 		e.result(res)
 	case "resume":
 		var res MoveResult
@@ -198,6 +198,14 @@ func (e *scriptEnv) setup(t *testing.T, c command) {
 			t.Fatal(err)
 		}
 		e.printf("%v left\n", left)
+	case "account":
+		e.printf("%s", showAccount(t, e.budget))
+	case "headroom":
+		d, err := time.ParseDuration(c.arg(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.opts = append(e.opts, WithPauseHeadroom(d))
 	case "fallback":
 		e.opts = append(e.opts, WithFallbackCell(CellID(c.arg(0))))
 		w.s.cells[xcellIndex(CellID(c.arg(0)))] = xcell{exists: true, open: true}

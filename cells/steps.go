@@ -48,6 +48,8 @@ type StepEvent struct {
 	Progress *Progress `json:"progress,omitempty"`
 	// Predicted is the pause that is expected of the cut; set with StepPrepare.
 	Predicted time.Duration `json:"predicted,omitempty"`
+	// Bound is the most that the cut may take before it is given up; set with StepQuiesce.
+	Bound time.Duration `json:"bound,omitempty"`
 	// Err is set when the step failed. A step may be tried again after that.
 	Err error     `json:"-"`
 	At  time.Time `json:"at"`
@@ -82,7 +84,8 @@ type MovePlan struct {
 	MoveID MoveID `json:"move,omitempty"`
 	// Actor is who asks, for the audit.
 	Actor string `json:"actor,omitempty"`
-	// Force moves although the predicted pause exceeds the budget or the bound.
+	// Force moves although the predicted pause exceeds the budget or the bound. With a
+	// [BudgetMeter] it is recorded there, with Actor, and binds whoever resumes the move.
 	Force bool `json:"force,omitempty"`
 }
 
@@ -119,8 +122,12 @@ type MoveResult struct {
 	Move MoveRef `json:"move,omitzero"`
 	// Predicted is the pause that was expected before the cut.
 	Predicted time.Duration `json:"predicted"`
+	// Bound is the most that the cut was allowed to take before its decision; 0 if this
+	// driver did not begin it.
+	Bound time.Duration `json:"bound,omitempty"`
 	// Pause is the time for which no cell served: from the row QUIESCING to the row
-	// ACTIVE. A driver that took over in the middle estimates it from the deadline.
+	// ACTIVE. A driver that took over in the middle takes its beginning from the
+	// reservation in the budget, or estimates it from the deadline.
 	Pause time.Duration `json:"pause"`
 	// Steps are those that this driver took.
 	Steps []StepTiming `json:"steps,omitempty"`
