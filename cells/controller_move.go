@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Move is [MoveController.Run] without its result.
@@ -71,15 +72,28 @@ func (c *MoveController) current(ctx context.Context, plan MovePlan) (TenantRout
 // begin does what comes before the move exists, and writes it.
 func (d *drive) begin(ctx context.Context, plan MovePlan) error {
 	c := d.c
-	ev := Event{Kind: EventBegin, Move: plan.MoveID, Cell: plan.ToCell, From: plan.FromCell, OwnsData: c.mover != nil}
+	ev := Event{Kind: EventBegin, Move: plan.MoveID, Cell: plan.ToCell, From: plan.FromCell, OwnsData: c.mover != nil,
+		UndoWindow: plan.UndoWindow, Undoes: plan.Undoes}
+	if _, ok := c.mover.(Returner); !ok && plan.UndoWindow > 0 {
+		return fmt.Errorf("%w: an undo window of %v takes a DataMover that keeps a way back", ErrInvalid, plan.UndoWindow)
+	}
 	if i := residueOf(d.row, plan.ToCell); i >= 0 && d.row.MoveID == "" && d.row.State == StateActive {
 		if plan.FromCell != "" && plan.FromCell != d.row.CellID {
 			return notApplicable("the tenant is in cell %s, not %s", d.row.CellID, plan.FromCell)
 		}
-		if err := c.discard(ctx, d.row, d.row.Residue[i]); err != nil {
-			return err
+		switch e := d.row.Residue[i]; {
+		case plan.Undoes != "": // whether it can be taken back is for Next to say
+		case e.Held():
+			if _, err := c.closeWindow(ctx, d.row, e, fmt.Sprintf("move %s to cell %s", plan.MoveID, plan.ToCell), plan.Actor); err != nil {
+				return err
+			}
+			return errChanged
+		default:
+			if err := c.discard(ctx, d.row, e); err != nil {
+				return err
+			}
+			return errChanged
 		}
-		return errChanged
 	}
 	after, _, err := Next(d.row, ev)
 	if err != nil {
@@ -169,6 +183,12 @@ func (c *MoveController) Resume(ctx context.Context, tenant TenantID) (MoveResul
 		if err := c.openActive(ctx, row); err != nil {
 			return MoveResult{Route: row}, err
 		}
+		if e, ok := row.Held(); ok && !c.now().Before(e.Until) {
+			if _, err := c.closeWindow(ctx, row, e, reasonPassed, ""); err != nil && !errors.Is(err, errChanged) {
+				return MoveResult{Route: row}, err
+			}
+			continue
+		}
 		row, err = c.reclaim(ctx, row)
 		if errors.Is(err, ErrOtherMove) {
 			continue
@@ -228,13 +248,19 @@ func (c *MoveController) Preflight(ctx context.Context, plan MovePlan) (Prefligh
 		return Preflight{}, err
 	}
 	var own []Finding
-	if i := residueOf(row, plan.ToCell); i >= 0 && row.MoveID == "" {
+	if e, ok := row.Held(); ok && plan.Undoes == "" {
+		own = append(own, Finding{Code: "undo_window", Cell: e.Cell,
+			Message: fmt.Sprintf("move %s can be undone until %s; this move closes that window", e.Move, e.Until.Format(time.RFC3339)),
+			Fix:     fmt.Sprintf("nothing, or undo it: that brings the tenant to cell %s without a copy", e.Cell)})
+	}
+	if i := residueOf(row, plan.ToCell); i >= 0 && row.MoveID == "" && plan.Undoes == "" {
 		own = append(own, Finding{Code: "residue", Cell: plan.ToCell,
 			Message: fmt.Sprintf("cell %s still holds rows of move %s", plan.ToCell, row.Residue[i].Move),
 			Fix:     "nothing: the move removes them first"})
 		row.Residue = append(row.Residue[:i:i], row.Residue[i+1:]...)
 	}
-	after, _, err := Next(row, Event{Kind: EventBegin, Move: plan.MoveID, Cell: plan.ToCell, From: plan.FromCell, OwnsData: c.mover != nil})
+	after, _, err := Next(row, Event{Kind: EventBegin, Move: plan.MoveID, Cell: plan.ToCell, From: plan.FromCell, OwnsData: c.mover != nil,
+		UndoWindow: plan.UndoWindow, Undoes: plan.Undoes})
 	if err != nil {
 		return Preflight{}, err
 	}

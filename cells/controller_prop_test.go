@@ -18,7 +18,7 @@ import (
 
 // propOps are the operations that a driver may attempt at any time, also in the
 // middle of another driver's.
-var propOps = []string{"move", "move", "move", "move", "move", "move", "resume", "resume", "rollback", "delete", "assign", "reclaim", "write", "write", "write"}
+var propOps = []string{"move", "move", "move", "move", "move", "move", "resume", "resume", "rollback", "delete", "assign", "reclaim", "undo", "undo", "tend", "tend", "close window", "write", "write", "write"}
 
 // property runs random operations of several controllers over a table and cells
 // that fail at random. Other controllers' operations run inside the calls of the
@@ -48,7 +48,15 @@ func (p *property) op(name string, cell CellID) {
 	switch name {
 	case "move":
 		p.moves++
-		err = c.Move(ctx, MovePlan{TenantID: "t", ToCell: cell, MoveID: MoveID(fmt.Sprintf("m%d", p.moves))})
+		err = c.Move(ctx, MovePlan{TenantID: "t", ToCell: cell, MoveID: MoveID(fmt.Sprintf("m%d", p.moves)),
+			UndoWindow: time.Duration(p.roll("window", 3)) * time.Minute})
+	case "undo":
+		p.moves++
+		_, err = c.Undo(ctx, MovePlan{TenantID: "t", MoveID: MoveID(fmt.Sprintf("m%d", p.moves)), UndoWindow: time.Duration(p.roll("window", 2)) * time.Minute})
+	case "tend":
+		_, err = c.Tend(ctx, "t")
+	case "close window":
+		_, err = c.CloseWindow(ctx, "t", "", "")
 	case "resume":
 		_, err = c.Resume(ctx, "t")
 	case "rollback":
@@ -129,6 +137,12 @@ func settle(t rapid.TB, w *world, opts ...ControllerOption) {
 	if _, err := c.Resume(ctx, "t"); err != nil && !errors.Is(err, ErrRolledBack) && !errors.Is(err, ErrNotFound) {
 		t.Errorf("resume in the end: %v", err)
 	}
+	if row := w.row("t"); len(row.Residue) > 0 && row.Residue[0].Held() {
+		// What is offered is kept: nothing fails now.
+		if _, err := c.Undo(ctx, MovePlan{TenantID: "t", MoveID: "last"}); err != nil {
+			t.Errorf("undo in the end: %v", err)
+		}
+	}
 	if _, err := c.Resume(ctx, "t"); err != nil && !errors.Is(err, ErrNotFound) {
 		t.Errorf("resume again: %v", err)
 	}
@@ -189,13 +203,21 @@ func TestControllersAtOnce(t *testing.T) {
 						c := NewMoveController(w, append(w.options(), traced...)...)
 						for i := range 6 {
 							ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-							switch roll(4) {
+							switch roll(6) {
 							case 0:
 								_, _ = c.Resume(ctx, "t")
 							case 1:
 								_ = c.Rollback(ctx, "t", "test")
+							case 2:
+								_, _ = c.Undo(ctx, MovePlan{TenantID: "t", MoveID: MoveID(fmt.Sprintf("u%d-%d", d, i))})
+							case 3:
+								_, _ = c.Tend(ctx, "t")
+								if roll(2) == 0 {
+									_, _ = c.CloseWindow(ctx, "t", "test", "")
+								}
 							default:
-								_ = c.Move(ctx, MovePlan{TenantID: "t", ToCell: xcellNames[roll(maxXCells)], MoveID: MoveID(fmt.Sprintf("d%d-%d", d, i))})
+								_ = c.Move(ctx, MovePlan{TenantID: "t", ToCell: xcellNames[roll(maxXCells)], MoveID: MoveID(fmt.Sprintf("d%d-%d", d, i)),
+									UndoWindow: time.Duration(roll(2)) * time.Hour})
 							}
 							w.write()
 							cancel()
@@ -214,6 +236,9 @@ func TestControllersAtOnce(t *testing.T) {
 				}
 			})
 		})
+	}
+	if actions[ActionWindowClosed] == 0 {
+		t.Error("no window was closed")
 	}
 	for _, a := range []string{ActionCommit, ActionRollback, ActionOpened, ActionRemoved, ActionCloseFence, ActionOpenFence} {
 		if actions[a] < 10 {

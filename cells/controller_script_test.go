@@ -108,8 +108,25 @@ func (e *scriptEnv) do(t *testing.T, c command) string {
 		e.printf("%s\n", showRoute(r))
 	case "move":
 		var res MoveResult
-		res, err = ctrl.Run(ctx, MovePlan{TenantID: "t", FromCell: CellID(c.kv["from"]), ToCell: CellID(c.arg(0)), MoveID: MoveID(c.kv["id"]), Force: c.kv["force"] == "yes", Actor: "alice"})
+		var window time.Duration
+		if s := c.kv["window"]; s != "" {
+			if window, err = time.ParseDuration(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		res, err = ctrl.Run(ctx, MovePlan{TenantID: "t", FromCell: CellID(c.kv["from"]), ToCell: CellID(c.arg(0)), MoveID: MoveID(c.kv["id"]), Force: c.kv["force"] == "yes", Actor: "alice", UndoWindow: window})
 		e.result(res)
+	case "undo":
+		var res MoveResult
+		res, err = ctrl.Undo(ctx, MovePlan{TenantID: "t", MoveID: MoveID(c.kv["id"]), Undoes: MoveID(c.kv["of"])})
+		e.result(res)
+	case "close-window":
+		_, err = ctrl.CloseWindow(ctx, "t", c.kv["reason"], "alice")
+	case "tend":
+		var win Window
+		if win, err = ctrl.Tend(ctx, "t"); win.Entry.Cell != "" {
+			e.printf("window of %s: open=%t, %d changes\n", win.Entry.Move, win.Open, win.Changes)
+		}
 	case "resume":
 		var res MoveResult
 		res, err = ctrl.Resume(ctx, "t")
@@ -155,7 +172,10 @@ func (e *scriptEnv) setup(t *testing.T, c command) {
 			times = n
 		}
 		w.fail(c.arg(0), faultMode(c.arg(1)), times)
+	case "lose":
+		w.lost = true
 	case "heal":
+		w.lost = false
 		w.faults = map[string][]fault{}
 	case "stop-at":
 		e.stop = Step(c.arg(0))
@@ -232,6 +252,10 @@ func (e *scriptEnv) other(t *testing.T, c command) {
 		err = ctrl.Rollback(ctx, "t", c.kv["reason"])
 	case "resume":
 		_, err = ctrl.Resume(ctx, "t")
+	case "undo":
+		_, err = ctrl.Undo(ctx, MovePlan{TenantID: "t", MoveID: MoveID(c.kv["id"])})
+	case "close-window":
+		_, err = ctrl.CloseWindow(ctx, "t", "bob", "bob")
 	case "assign":
 		err = ctrl.Assign(ctx, "t", CellID(c.arg(0)), "bob")
 	case "move":

@@ -46,6 +46,13 @@
 // goes on to ACTIVE, in its cell. DELETED is a tombstone: it keeps the epoch, and
 // such a tenant is unknown, not the default cell's.
 //
+// A move may be asked to be undoable for a while ([MovePlan] UndoWindow). Then its
+// entry in Residue is held when it becomes ACTIVE at its target: the source keeps its
+// rows and the target's changes flow back to it ([Returner], [MoveController.Tend]).
+// Until the hold is let go, by a compare-and-set that an undo races, the move can be
+// taken back by another move that needs no copy ([MoveController.Undo]). Any other
+// move, and a deletion, let go of it in their first write.
+//
 // # The view
 //
 // A [Router] holds every row in memory. Reading takes no lock and allocates

@@ -34,6 +34,9 @@ var (
 	// ErrOtherMove: the route is in the hands of another move. Returned by Next and
 	// the controller.
 	ErrOtherMove = errors.New("cells: another move")
+	// ErrReturnLost: the changes since a move's commit are not captured (any more), so
+	// it cannot be undone without a copy. Returned by Returner; the window closes.
+	ErrReturnLost = errors.New("cells: the way back is lost")
 	// ErrBudget: the move would exceed the tenant's unavailability budget.
 	ErrBudget = errors.New("cells: budget exceeded")
 	// ErrRolledBack: the move ended with the source serving again.

@@ -34,6 +34,8 @@ type xcell struct {
 	// come; 0: nothing of it is here. merged: rows were imported over older ones.
 	pos    uint8
 	merged bool
+	// gone: the rows that the fence's move left here were removed.
+	gone bool
 	// seq is the last event number given out; barrier the epoch of the last event order.
 	seq, barrier uint8
 	paused       bool
@@ -74,6 +76,10 @@ const (
 	xStart
 	xImport
 	xDiscard
+	// xReturn brings what the owner has, during an undo window, to the cell that keeps
+	// its rows; xAdopt makes that cell the target of the undo.
+	xReturn
+	xAdopt
 )
 
 // xorder is an order to a cell.
@@ -82,11 +88,11 @@ type xorder struct {
 	cell         uint8
 	epoch, floor uint8
 	move         uint8
-	arg          uint8 // import: the value read; start: the mark
+	arg          uint8 // import, return: the value read; start: the mark; adopt: the move undone
 }
 
 func (o xorder) String() string {
-	names := [...]string{"open", "close", "pause", "start", "import", "discard"}
+	names := [...]string{"open", "close", "pause", "start", "import", "discard", "return", "adopt"}
 	return fmt.Sprintf("%s(%s epoch=%d floor=%d move=m%d arg=%d)", names[o.kind], xcellNames[o.cell], o.epoch, o.floor, o.move, o.arg)
 }
 
@@ -111,6 +117,11 @@ type xrules struct {
 	claimOverResidue     bool // a deleted tenant is placed over its old rows
 	rollbackSameEpoch    bool // a rollback goes back to the epoch that it had
 	removedBeforeDiscard bool // the entry is dropped before the rows are
+	returnUnguarded      bool // returns do not look at the fence
+	returnAfterRemoval   bool // returns do not look whether the rows are still there
+	removeHeld           bool // held rows are removed
+	undoAfterClose       bool // a move is undone although its window is closed
+	undoCopiesOver       bool // an undo does not adopt what is there
 }
 
 // apply delivers an order to its cell; ok is what the cell answers.
@@ -148,6 +159,16 @@ func (s *xstate) apply(o xorder, ru *xrules) (ok bool) {
 		c.merged = c.merged || c.rows && c.pos == 0
 		c.rows, c.value, c.pos = true, o.arg, o.arg+1
 		return true
+	case xReturn:
+		if (!c.exists || c.open || c.epoch != o.epoch || c.move != o.move) && !ru.returnUnguarded || c.gone && !ru.returnAfterRemoval {
+			return false
+		}
+		if o.arg+1 >= c.pos {
+			c.rows, c.value, c.pos = true, o.arg, o.arg+1
+		}
+		return true
+	case xAdopt:
+		return c.adopt(o, ru)
 	case xDiscard:
 		if !c.exists || c.epoch < o.epoch {
 			c.closeFence(o, ru)
@@ -156,7 +177,7 @@ func (s *xstate) apply(o xorder, ru *xrules) (ok bool) {
 			return false
 		}
 		// The counter and the relay's state go with the rows.
-		c.rows, c.value, c.seq, c.paused = false, 0, 0, false
+		c.rows, c.value, c.seq, c.paused, c.gone = false, 0, 0, false, true
 		return true
 	}
 	panic("order")
@@ -184,7 +205,22 @@ func (c *xcell) openFence(o xorder, ru *xrules) bool {
 	if !c.open {
 		c.since = o.epoch
 	}
-	c.open, c.epoch, c.move, c.pos = true, o.epoch, 0, 0
+	c.open, c.epoch, c.move, c.pos, c.gone = true, o.epoch, 0, 0, false
+	return true
+}
+
+// adopt claims the cell for an undo: the rows of the move that it undoes are where
+// it begins, if they are there.
+func (c *xcell) adopt(o xorder, ru *xrules) bool {
+	mine, pos, gone := c.exists && !c.open && c.move == o.arg, c.pos, c.gone
+	before := c.epoch
+	if !c.closeFence(xorder{cell: o.cell, epoch: o.epoch, floor: o.epoch, move: o.move}, ru) {
+		return false
+	}
+	if c.epoch != before && mine && !ru.undoCopiesOver {
+		c.pos = max(pos, 1)
+		c.merged = c.merged || gone // changes would be applied to nothing
+	}
 	return true
 }
 
@@ -195,7 +231,7 @@ func (c *xcell) closeFence(o xorder, ru *xrules) bool {
 	case c.exists && o.epoch < c.epoch && !ru.fenceTakesOlder:
 		return false
 	}
-	c.exists, c.open, c.epoch, c.floor, c.move, c.pos = true, false, o.epoch, o.epoch, o.move, 0
+	c.exists, c.open, c.epoch, c.floor, c.move, c.pos, c.gone = true, false, o.epoch, o.epoch, o.move, 0, false
 	return true
 }
 

@@ -18,18 +18,20 @@ var (
 	xLife    = xconfig{name: "claims and deletions", cells: 2, drivers: 1, moves: 1, writes: 1, deletes: 1, settle: true}
 	xDefault = xconfig{name: "default cell", cells: 2, drivers: 2, moves: 1, writes: 1, fallback: true}
 	xHome    = xconfig{name: "home after every crash", cells: 2, drivers: 1, moves: 2, writes: 1, settle: true}
+	xUndo    = xconfig{name: "undo", cells: 2, drivers: 1, moves: 2, writes: 2, undo: true, settle: true}
+	xUndone  = xconfig{name: "undo, then again", cells: 2, drivers: 1, moves: 3, writes: 1, undo: true}
 	xRace    = xconfig{name: "claims race", cells: 3, drivers: 2, moves: 0, writes: 1, deletes: 1, settle: true}
 )
 
 // TestExplore visits every reachable state of small configurations and checks
 // I1 to I6 in each.
 func TestExplore(t *testing.T) {
-	cfgs := []xconfig{xOneMove, xTwo, xThree, xLife, xDefault, xHome, xRace}
+	cfgs := []xconfig{xOneMove, xTwo, xThree, xLife, xDefault, xHome, xRace, xUndo}
 	if exploreSmall {
-		cfgs = []xconfig{xOneMove, xLife, xDefault, xRace}
+		cfgs = []xconfig{xOneMove, xLife, xDefault, xRace, xUndo}
 	}
 	if *deep {
-		cfgs = append(cfgs,
+		cfgs = append(cfgs, xUndone,
 			xconfig{name: "deep: two drivers, two moves", cells: 2, drivers: 2, moves: 2, writes: 1},
 			xconfig{name: "deep: three cells", cells: 3, drivers: 1, moves: 2, writes: 2, settle: true},
 			xconfig{name: "deep: two lives", cells: 2, drivers: 1, moves: 1, writes: 2, deletes: 2, settle: true})
@@ -45,6 +47,9 @@ func TestExplore(t *testing.T) {
 			want := []string{"commit", "rollback", "opened", "discard", "removed", "late", "write", "member"}
 			if cfg.moves == 0 {
 				want = []string{"claim", "delete", "deleted", "late", "write", "member"}
+			}
+			if cfg.undo {
+				want = append(want, "return", "window-closed")
 			}
 			for _, a := range want {
 				if acts[a] == 0 {
@@ -86,6 +91,11 @@ func TestExploreMutations(t *testing.T) {
 		{"members open from any state", xrules{memberOpensAny: true}, xLife, "I6"},
 		{"members open without starting events", xrules{memberSkipsStart: true}, xOneMove, "I4"},
 		{"the residue is forgotten before its rows are gone", xrules{removedBeforeDiscard: true}, xTwo, "I2"},
+		{"returns without the fence", xrules{returnUnguarded: true}, xUndo, "I2"},
+		{"returns after the removal", xrules{returnAfterRemoval: true}, xUndone, "I2"},
+		{"held rows are removed", xrules{removeHeld: true}, xUndo, "I2"},
+		{"undo after the window is closed", xrules{undoAfterClose: true}, xUndo, "I2"},
+		{"undo copies over what is there", xrules{undoCopiesOver: true}, xUndo, "I2"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n, _, err := explore(tc.cfg, tc.rules)

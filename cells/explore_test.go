@@ -24,6 +24,8 @@ type xconfig struct {
 	// fallback: the tenant starts without a row and is served by cell a at epoch 0.
 	// Otherwise, with deletes, it starts without a row; without, in cell a.
 	fallback bool
+	// undo: moves have undo windows, and undos count as moves.
+	undo bool
 	// settle checks in every state that one driver alone reaches a home (I6).
 	settle bool
 	// deep leaves out the checks of single rows: only cells and clients count.
@@ -229,8 +231,11 @@ func (x *explorer) due(row uint16) []xorder {
 		o := xorder{cell: uint8(xcellIndex(e.Cell)), epoch: uint8(e.Fence.Epoch), move: m}
 		switch e.Kind {
 		case EffectPrepare:
-			out = append(out, xorder{kind: xClose, cell: o.cell, epoch: base + 1, floor: base + 1, move: m},
-				xorder{kind: xImport, cell: o.cell, epoch: base + 1, move: m})
+			claim := xorder{kind: xClose, cell: o.cell, epoch: base + 1, floor: base + 1, move: m}
+			if r.Undoes != "" {
+				claim = xorder{kind: xAdopt, cell: o.cell, epoch: base + 1, floor: base + 1, move: m, arg: xmoveNum(r.Undoes)}
+			}
+			out = append(out, claim, xorder{kind: xImport, cell: o.cell, epoch: base + 1, move: m})
 		case EffectCloseFence:
 			if x.rules.skipFence && r.State == StateCopying {
 				continue
@@ -351,7 +356,12 @@ func forward(r TenantRoute, d xdriver) (Event, bool) {
 // idle is a driver whose row asks for nothing: it may begin something.
 func (x *explorer) idle(s xstate, i int, emit yield) {
 	r := x.rows[s.drivers[i].snap]
-	for _, e := range r.Reclaimable() {
+	x.window(s, i, emit)
+	removable := r.Reclaimable()
+	if x.rules.removeHeld {
+		removable = r.Residue
+	}
+	for _, e := range removable {
 		n := s
 		ok := n.cells[xcellIndex(e.Cell)].rows
 		if !x.rules.removedBeforeDiscard {
@@ -367,7 +377,11 @@ func (x *explorer) idle(s xstate, i int, emit yield) {
 	if r.State == StateActive {
 		for c := range x.cfg.cells {
 			if s.moves < x.cfg.moves {
-				x.cas(s, i, Event{Kind: EventBegin, Move: xmove(s.moves + 1), Cell: xcellNames[c], OwnsData: true}, emit)
+				ev := Event{Kind: EventBegin, Move: xmove(s.moves + 1), Cell: xcellNames[c], OwnsData: true}
+				if x.cfg.undo {
+					ev.UndoWindow = time.Second
+				}
+				x.cas(s, i, ev, emit)
 			}
 		}
 		if s.deletes < x.cfg.deletes {
@@ -381,6 +395,31 @@ func (x *explorer) idle(s xstate, i int, emit yield) {
 			ev.Fallback = "a"
 		}
 		x.cas(s, i, ev, emit)
+	}
+}
+
+// window is what a driver may do about a held entry: have the changes brought back,
+// undo the move, or close the window.
+func (x *explorer) window(s xstate, i int, emit yield) {
+	r := x.rows[s.drivers[i].snap]
+	e, ok := r.Held()
+	if !ok && x.rules.undoAfterClose && r.State == StateActive {
+		for _, e = range r.Residue {
+			ok = ok || e.Back != ""
+		}
+	}
+	if !ok {
+		return
+	}
+	o := xorder{kind: xReturn, cell: uint8(xcellIndex(e.Cell)), epoch: uint8(e.Epoch), move: xmoveNum(e.Move), arg: s.cells[xcellIndex(e.Back)].value}
+	n := s
+	x.send(&n, o)
+	emit(func() string { return fmt.Sprintf("driver %d sends, unanswered, %v", i+1, o) }, "send", n)
+	n.apply(o, &x.rules)
+	emit(func() string { return fmt.Sprintf("driver %d %v", i+1, o) }, "return", n)
+	x.cas(s, i, Event{Kind: EventWindowClosed, Cell: e.Cell, Epoch: e.Epoch, Move: e.Move}, emit)
+	if s.moves < x.cfg.moves {
+		x.cas(s, i, Event{Kind: EventBegin, Move: xmove(s.moves + 1), Cell: e.Cell, OwnsData: true, Undoes: e.Move}, emit)
 	}
 }
 
@@ -438,6 +477,16 @@ func (x *explorer) mutated(r TenantRoute, ev Event) (TenantRoute, error) {
 	ru := &x.rules
 	if ru.beginOverResidue && ev.Kind == EventBegin || ru.claimOverResidue && ev.Kind == EventClaim {
 		r.Residue = slices.DeleteFunc(slices.Clone(r.Residue), func(e Residue) bool { return e.Cell == ev.Cell })
+	}
+	if ru.removeHeld && ev.Kind == EventRemoved || ru.undoAfterClose && ev.Undoes != "" {
+		r = r.Clone()
+		for i := range r.Residue {
+			if e := &r.Residue[i]; ru.removeHeld {
+				e.Until = time.Time{}
+			} else if e.Move == ev.Undoes {
+				e.Until = xdeadline
+			}
+		}
 	}
 	if ru.rollbackAfterCommit && ev.Kind == EventRollback && r.State == StateCommitting && r.CellID == r.TargetCell {
 		r.CellID = r.SourceCell

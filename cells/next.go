@@ -77,6 +77,8 @@ func transition(r TenantRoute, ev Event) (_ TenantRoute, changed bool, _ error) 
 		return deleted(r, ev)
 	case EventRemoved:
 		return removed(r, ev)
+	case EventWindowClosed:
+		return windowClosed(r, ev)
 	case EventBegin:
 		return begin(r, ev)
 	case EventOpened:
@@ -166,6 +168,7 @@ func deleteRoute(r TenantRoute, ev Event) (TenantRoute, bool, error) {
 	r.State = StateDeleting
 	r.Epoch++
 	r.Floor = r.Epoch
+	release(r.Residue)
 	if ev.OwnsData {
 		r.Residue = append(r.Residue, Residue{Cell: r.CellID, Epoch: r.Epoch, Move: ev.Move})
 	}
@@ -192,12 +195,14 @@ func removed(r TenantRoute, ev Event) (TenantRoute, bool, error) {
 	if r.State == 0 {
 		return r, false, notApplicable("the tenant has no row")
 	}
-	want := Residue{Cell: ev.Cell, Epoch: ev.Epoch, Move: ev.Move}
-	i := slices.Index(r.Residue, want)
+	i := slices.IndexFunc(r.Residue, Residue{Cell: ev.Cell, Epoch: ev.Epoch, Move: ev.Move}.same)
 	if i < 0 {
 		return r, false, nil
 	}
-	if !reclaimable(r, want) {
+	if r.Residue[i].Held() {
+		return r, false, notApplicable("cell %s keeps its rows: move %s can still be undone", ev.Cell, ev.Move)
+	}
+	if !reclaimable(r, r.Residue[i]) {
 		return r, false, notApplicable("the entry of cell %s belongs to what is going on", ev.Cell)
 	}
 	r.Residue = slices.Delete(r.Residue, i, i+1)
@@ -207,9 +212,31 @@ func removed(r TenantRoute, ev Event) (TenantRoute, bool, error) {
 	return r, true, nil
 }
 
+// windowClosed lets go of a held entry. Whoever asks again, or asks for an entry that
+// is not held (any more), has what he wants.
+func windowClosed(r TenantRoute, ev Event) (TenantRoute, bool, error) {
+	i := slices.IndexFunc(r.Residue, Residue{Cell: ev.Cell, Epoch: ev.Epoch, Move: ev.Move}.same)
+	switch {
+	case i < 0:
+		return r, false, notApplicable("cell %s holds nothing of move %s", ev.Cell, ev.Move)
+	case !r.Residue[i].Held():
+		return r, false, nil
+	}
+	r.Residue[i].Until = time.Time{}
+	r.Reason = ev.Reason
+	return r, true, nil
+}
+
+// release lets go of every entry: what follows makes going back impossible.
+func release(es []Residue) {
+	for i := range es {
+		es[i].Until = time.Time{}
+	}
+}
+
 func begin(r TenantRoute, ev Event) (TenantRoute, bool, error) {
 	if r.MoveID == ev.Move {
-		if r.TargetCell != ev.Cell || ev.From != "" && r.SourceCell != ev.From {
+		if r.TargetCell != ev.Cell || r.Undoes != ev.Undoes || ev.From != "" && r.SourceCell != ev.From {
 			return r, false, fmt.Errorf("%w: move %s goes from %s to %s", ErrInvalid, r.MoveID, r.SourceCell, r.TargetCell)
 		}
 		return r, false, nil
@@ -226,15 +253,25 @@ func begin(r TenantRoute, ev Event) (TenantRoute, bool, error) {
 	if ev.Cell == r.CellID {
 		return r, false, notApplicable("the tenant is in cell %s already", r.CellID)
 	}
-	for _, e := range r.Residue {
-		if e.Cell == ev.Cell {
+	kept := -1
+	for i, e := range r.Residue {
+		switch {
+		case e.Cell == ev.Cell && ev.Undoes != "" && e.Held() && e.Move == ev.Undoes:
+			kept = i
+		case e.Cell == ev.Cell:
 			return r, false, notApplicable("cell %s still holds rows of move %s", ev.Cell, e.Move)
-		}
-		if e.Move == ev.Move {
+		case e.Move == ev.Move:
 			return r, false, notApplicable("move %s has ended", ev.Move)
 		}
 	}
-	r.MoveID = ev.Move
+	if ev.Undoes != "" && kept < 0 {
+		return r, false, notApplicable("move %s cannot be undone: cell %s does not keep its rows (any more)", ev.Undoes, ev.Cell)
+	}
+	release(r.Residue)
+	if kept >= 0 {
+		r.Residue = slices.Delete(r.Residue, kept, kept+1)
+	}
+	r.MoveID, r.Undoes = ev.Move, ev.Undoes
 	r.SourceCell, r.TargetCell = r.CellID, ev.Cell
 	r.Base = r.Epoch
 	r.EventMark, r.DataMark = 0, ""
@@ -242,7 +279,12 @@ func begin(r TenantRoute, ev Event) (TenantRoute, bool, error) {
 	if ev.OwnsData {
 		// From now on the target may hold rows. Until the move is over the entry says
 		// what is to be removed if it is rolled back.
-		r.Residue = append(r.Residue, Residue{Cell: ev.Cell, Epoch: r.Base + 2, Move: ev.Move})
+		e := Residue{Cell: ev.Cell, Epoch: r.Base + 2, Move: ev.Move}
+		if ev.Undoes != "" {
+			e.Back, e.Undoes = r.CellID, ev.Undoes
+		}
+		r.Residue = append(r.Residue, e)
+		r.UndoWindow = ev.UndoWindow
 	}
 	return r, true, nil
 }
@@ -338,13 +380,18 @@ func opened(r TenantRoute, ev Event) (TenantRoute, bool, error) {
 			continue
 		}
 		if r.CellID == r.TargetCell {
-			r.Residue[i] = Residue{Cell: r.SourceCell, Epoch: r.Base + 1, Move: r.MoveID}
+			e := Residue{Cell: r.SourceCell, Epoch: r.Base + 1, Move: r.MoveID}
+			if r.UndoWindow > 0 {
+				e.Back, e.Until = r.TargetCell, ev.At.Add(r.UndoWindow).Round(0).UTC()
+			}
+			r.Residue[i] = e
 		}
 	}
 	r.State = StateActive
 	r.MoveID = ""
 	r.SourceCell, r.TargetCell = "", ""
 	r.Base = 0
+	r.UndoWindow, r.Undoes = 0, ""
 	r.Deadline = time.Time{}
 	return r, true, nil
 }
@@ -354,17 +401,18 @@ func residueOf(r TenantRoute, cell CellID) int {
 	return slices.IndexFunc(r.Residue, func(e Residue) bool { return e.Cell == cell })
 }
 
-// reclaimable reports whether the rows of entry e may be removed now: e must not
-// belong to a move or deletion that is still going on.
+// reclaimable reports whether the rows of entry e may be removed now: e must not be
+// held, nor belong to a move or deletion that is still going on.
 func reclaimable(r TenantRoute, e Residue) bool {
-	if r.MoveID != "" && e.Move == r.MoveID {
+	if e.Held() || r.MoveID != "" && e.Move == r.MoveID {
 		return false
 	}
 	return r.State != StateDeleting || e.Cell != r.CellID
 }
 
 // Reclaimable lists the cells whose leftover rows may be removed now: the
-// entries of Residue that do not belong to a move or deletion in progress.
+// entries of Residue that are not held and do not belong to a move or deletion in
+// progress.
 func (r *TenantRoute) Reclaimable() []Residue {
 	var out []Residue
 	for _, e := range r.Residue {

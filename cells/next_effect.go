@@ -27,12 +27,16 @@ const (
 	EffectFinish
 	// EffectDiscard: Residue. Remove the loser's rows. May be done any time later.
 	EffectDiscard
+	// EffectReturn: Residue. Apply at the entry's Cell what was committed at its Back.
+	// To be done again and again while the entry is held.
+	EffectReturn
 )
 
 var effectNames = [...]string{
 	EffectOpenFence: "open-fence", EffectCloseFence: "close-fence", EffectPauseEvents: "pause-events",
 	EffectStartEvents: "start-events", EffectPrepare: "prepare", EffectCloseGates: "close-gates",
 	EffectDrain: "drain", EffectFinish: "finish", EffectDiscard: "discard",
+	EffectReturn: "return",
 }
 
 // String returns the effect's name, as scripts write it.
@@ -66,6 +70,8 @@ func (e Effect) String() string {
 		return fmt.Sprintf("%s %s epoch=%d", e.Kind, e.Cell, e.Barrier.Epoch)
 	case EffectStartEvents:
 		return fmt.Sprintf("%s %s epoch=%d mark=%d", e.Kind, e.Cell, e.Barrier.Epoch, e.Mark)
+	case EffectReturn:
+		return fmt.Sprintf("%s %s from=%s epoch=%d move=%s", e.Kind, e.Cell, e.Residue.Back, e.Residue.Epoch, e.Residue.Move)
 	case EffectDiscard:
 		return fmt.Sprintf("%s %s epoch=%d move=%s", e.Kind, e.Cell, e.Residue.Epoch, e.Residue.Move)
 	}
@@ -115,6 +121,9 @@ func Effects(r TenantRoute) []Effect {
 		pause := barrier(EffectPauseEvents)
 		pause.Mark, pause.Barrier.Move = 0, move
 		out = append(out, fence(EffectCloseFence, move), pause)
+	}
+	if e, ok := r.Held(); ok {
+		out = append(out, Effect{Kind: EffectReturn, Cell: e.Cell, Residue: e})
 	}
 	if r.State == StateActive && r.MoveID == "" || r.State == StateDeleted {
 		for _, e := range r.Reclaimable() {

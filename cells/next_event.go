@@ -3,6 +3,7 @@
 package cells
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
@@ -17,7 +18,9 @@ const (
 	// OperationID, Fallback. ABSENT -> ACTIVE(Cell,1); DELETED(N) -> ACTIVE(Cell,N+1).
 	EventClaim EventKind = iota + 1
 	// EventBegin starts preparing a move: Move, Cell (the target), From (the source,
-	// "" for any), OwnsData. ACTIVE(A,N) -> ACTIVE(A,N) with MoveID.
+	// "" for any), OwnsData, UndoWindow, Undoes. ACTIVE(A,N) -> ACTIVE(A,N) with MoveID.
+	// With Undoes the target is the cell whose entry is held by that move; otherwise
+	// a window that is open closes.
 	EventBegin
 	// EventQuiesce starts the cut: Move, Deadline. ACTIVE(A,N) -> QUIESCING(A,N).
 	EventQuiesce
@@ -41,12 +44,17 @@ const (
 	EventDelete
 	// EventDeleted: Epoch. The fence is closed. DELETING(A,N) -> DELETED(A,N).
 	EventDeleted
+	// EventWindowClosed ends the time in which a move can be undone: Cell, Epoch and
+	// Move of the held entry, Reason. The entry becomes an ordinary one: its rows may
+	// be removed. It races an undo's EventBegin: one of the two is written.
+	EventWindowClosed
 )
 
 var eventNames = [...]string{
 	EventClaim: "claim", EventBegin: "begin", EventQuiesce: "quiesce", EventGatesClosed: "gates-closed",
 	EventDrained: "drained", EventCommit: "commit", EventRollback: "rollback", EventOpened: "opened",
 	EventRemoved: "removed", EventDelete: "delete", EventDeleted: "deleted",
+	EventWindowClosed: "window-closed",
 }
 
 // String returns the event's name, as scripts write it.
@@ -56,6 +64,9 @@ func (k EventKind) String() string {
 	}
 	return eventNames[k]
 }
+
+// MaxUndoWindow bounds an undo window: a year.
+const MaxUndoWindow = 366 * 24 * time.Hour
 
 // Event is the input of [Next]. Which fields count depends on Kind; the others
 // are ignored.
@@ -80,7 +91,11 @@ type Event struct {
 	DataMark  string
 	// OwnsData: cells own their data, so the loser of a move holds rows that have to
 	// be removed.
-	OwnsData    bool
+	OwnsData bool
+	// UndoWindow, with OwnsData: for how long the move may be undone after its commit.
+	UndoWindow time.Duration
+	// Undoes is the move that a move takes back, or "".
+	Undoes      MoveID
 	OperationID string
 	Reason      string
 
@@ -106,6 +121,14 @@ func (ev Event) check() error {
 		if ev.From != "" {
 			errs[2] = ev.From.Validate()
 		}
+		switch {
+		case ev.UndoWindow < 0 || ev.UndoWindow > MaxUndoWindow:
+			errs[1] = fmt.Errorf("%w: undo window of %v, want 0 to %v", ErrInvalid, ev.UndoWindow, MaxUndoWindow)
+		case ev.Undoes != "" && (ev.Undoes == ev.Move || !ev.OwnsData):
+			errs[1] = fmt.Errorf("%w: move %s undoes %s", ErrInvalid, ev.Move, ev.Undoes)
+		case ev.Undoes != "":
+			errs[2] = errors.Join(errs[2], ev.Undoes.Validate())
+		}
 	case EventQuiesce:
 		errs[0] = ev.Move.Validate()
 		if ev.Deadline.IsZero() {
@@ -113,7 +136,7 @@ func (ev Event) check() error {
 		}
 	case EventGatesClosed, EventDrained, EventCommit, EventRollback, EventOpened:
 		errs[0] = ev.Move.Validate()
-	case EventRemoved:
+	case EventRemoved, EventWindowClosed:
 		errs[0], errs[1] = ev.Move.Validate(), ev.Cell.Validate()
 	case EventDelete:
 		if ev.OwnsData {
@@ -171,14 +194,26 @@ func checkProtocol(r TenantRoute) error {
 		if e.Epoch > r.Epoch && (r.MoveID == "" || e.Move != r.MoveID) {
 			return fmt.Errorf("residue at epoch %d, above %d", e.Epoch, r.Epoch)
 		}
+		if e.Held() && (r.State != StateActive || r.MoveID != "" || e.Back != r.CellID || e.Undoes != "") {
+			return fmt.Errorf("the residue of cell %s is held, its changes would come from %q", e.Cell, e.Back)
+		}
 		for _, o := range r.Residue[:i] {
+			if o.Held() && e.Held() {
+				return fmt.Errorf("cells %s and %s are both held", o.Cell, e.Cell)
+			}
 			if o.Cell == e.Cell {
 				return fmt.Errorf("two residues in cell %s", e.Cell)
 			}
 		}
 	}
 	if r.MoveID == "" {
+		if r.UndoWindow != 0 || r.Undoes != "" {
+			return errors.New("an undo without a move")
+		}
 		return nil
+	}
+	if r.UndoWindow < 0 || r.UndoWindow > MaxUndoWindow || r.Undoes == r.MoveID {
+		return fmt.Errorf("undo window of %v, undoes %q", r.UndoWindow, r.Undoes)
 	}
 	epoch, cell := r.Base, r.SourceCell
 	switch r.State {

@@ -24,6 +24,7 @@ func drawEvent(t *rapid.T) Event {
 		Epoch: Epoch(rapid.IntRange(0, 8).Draw(t, "epoch")), EventMark: EventSeq(rapid.IntRange(0, 2).Draw(t, "mark")),
 		OwnsData:    rapid.Bool().Draw(t, "owns data"),
 		OperationID: rapid.SampledFrom([]string{"", "o1", "o2"}).Draw(t, "operation"),
+		UndoWindow:  time.Duration(rapid.IntRange(0, 1).Draw(t, "window")) * time.Hour,
 		Actor:       "actor", At: time.Unix(1, 0), Stamp: "stamp", Reason: "reason",
 	}
 	if rapid.Bool().Draw(t, "deadline") {
@@ -42,6 +43,7 @@ func drawEvent(t *rapid.T) Event {
 // Next promises about every one.
 func TestNextProperty(t *testing.T) {
 	changes := map[EventKind]int{}
+	undone := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		var row TenantRoute
 		for range 60 {
@@ -73,6 +75,9 @@ func TestNextProperty(t *testing.T) {
 				continue
 			}
 			changes[ev.Kind]++
+			if next.Undoes != "" {
+				undone++
+			}
 			if err := errors.Join(CheckRoute(next), ValidateChange(row, next)); err != nil {
 				rt.Fatalf("%s makes %s of %s: %v", ev.Kind, showRoute(next), showRoute(row), err)
 			}
@@ -89,6 +94,9 @@ func TestNextProperty(t *testing.T) {
 			row.Stamp = fmt.Sprint(rapid.Uint32().Draw(rt, "stamp"))
 		}
 	})
+	if undone == 0 {
+		t.Error("nothing was undone")
+	}
 	for k := EventClaim; int(k) < len(eventNames); k++ {
 		if changes[k] == 0 {
 			t.Errorf("%s never changed a row", k)
@@ -99,9 +107,17 @@ func TestNextProperty(t *testing.T) {
 // fitting bends an event so that it is likely to apply.
 func fitting(t *rapid.T, row TenantRoute, ev Event) Event {
 	forward, ok := forward(row, xdriver{})
+	e, held := row.Held()
 	switch {
 	case row.State == 0 || row.State == StateDeleted && len(row.Residue) == 0:
 		ev.Kind = EventClaim
+	case held && rapid.Bool().Draw(t, "window"):
+		ev.Cell, ev.Epoch, ev.Kind = e.Cell, e.Epoch, EventWindowClosed
+		if rapid.Bool().Draw(t, "undo") {
+			ev.Kind, ev.From, ev.OwnsData, ev.Undoes = EventBegin, "", true, e.Move
+			break
+		}
+		ev.Move = e.Move
 	case len(row.Reclaimable()) > 0 && rapid.Bool().Draw(t, "reclaim"):
 		e := row.Reclaimable()[0]
 		ev.Kind, ev.Cell, ev.Epoch, ev.Move = EventRemoved, e.Cell, e.Epoch, e.Move
@@ -125,23 +141,25 @@ func TestNextRefusesNonsense(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, f := range map[string]func(*TenantRoute){
-		"state":          func(r *TenantRoute) { r.State = 99 },
-		"no state":       func(r *TenantRoute) { r.State = 0 },
-		"tenant":         func(r *TenantRoute) { r.TenantID = "a b" },
-		"cell":           func(r *TenantRoute) { r.CellID = "" },
-		"epoch 0":        func(r *TenantRoute) { r.Epoch, r.Floor = 0, 0 },
-		"floor":          func(r *TenantRoute) { r.Floor = 5 },
-		"no move":        func(r *TenantRoute) { r.MoveID = "" },
-		"no source":      func(r *TenantRoute) { r.SourceCell = "" },
-		"to itself":      func(r *TenantRoute) { r.TargetCell = "a" },
-		"base":           func(r *TenantRoute) { r.Base = 4 },
-		"wrong cell":     func(r *TenantRoute) { r.CellID = "b" },
-		"deleted":        func(r *TenantRoute) { r.State = StateDeleted },
-		"commits early":  func(r *TenantRoute) { r.State = StateCommitting },
-		"drains late":    func(r *TenantRoute) { r.State = StateDraining },
-		"residue twice":  func(r *TenantRoute) { r.Residue = []Residue{{"c", 1, "x"}, {"c", 2, "y"}} },
-		"residue ahead":  func(r *TenantRoute) { r.Residue = []Residue{{"c", 5, "x"}} },
-		"residue's move": func(r *TenantRoute) { r.Residue = []Residue{{"c", 1, ""}} },
+		"state":         func(r *TenantRoute) { r.State = 99 },
+		"no state":      func(r *TenantRoute) { r.State = 0 },
+		"tenant":        func(r *TenantRoute) { r.TenantID = "a b" },
+		"cell":          func(r *TenantRoute) { r.CellID = "" },
+		"epoch 0":       func(r *TenantRoute) { r.Epoch, r.Floor = 0, 0 },
+		"floor":         func(r *TenantRoute) { r.Floor = 5 },
+		"no move":       func(r *TenantRoute) { r.MoveID = "" },
+		"no source":     func(r *TenantRoute) { r.SourceCell = "" },
+		"to itself":     func(r *TenantRoute) { r.TargetCell = "a" },
+		"base":          func(r *TenantRoute) { r.Base = 4 },
+		"wrong cell":    func(r *TenantRoute) { r.CellID = "b" },
+		"deleted":       func(r *TenantRoute) { r.State = StateDeleted },
+		"commits early": func(r *TenantRoute) { r.State = StateCommitting },
+		"drains late":   func(r *TenantRoute) { r.State = StateDraining },
+		"residue twice": func(r *TenantRoute) {
+			r.Residue = []Residue{{Cell: "c", Epoch: 1, Move: "x"}, {Cell: "c", Epoch: 2, Move: "y"}}
+		},
+		"residue ahead":  func(r *TenantRoute) { r.Residue = []Residue{{Cell: "c", Epoch: 5, Move: "x"}} },
+		"residue's move": func(r *TenantRoute) { r.Residue = []Residue{{Cell: "c", Epoch: 1}} },
 		"worn out":       func(r *TenantRoute) { r.Base = maxNumber - 1; r.Epoch, r.Floor = maxNumber, maxNumber },
 	} {
 		r := good.Clone()

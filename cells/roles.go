@@ -77,6 +77,28 @@ type DataMover interface {
 	Discard(ctx context.Context, tenant TenantID, r Residue, progress func(Progress)) error
 }
 
+// Returner is what a [DataMover] is that can keep a way back for moves with an undo
+// window: it begins to capture the target's changes for m.Back() in Prepare, fixes
+// their first position in Finish, when nobody writes, and adopts the way back of
+// m.Undoes as the beginning of m. Discard frees what r.Back captures.
+type Returner interface {
+	// Return applies at r.Cell what has been committed at r.Back so far, and returns.
+	// Idempotent, bounded by ctx, safe from several processes. [ErrReturnLost] when
+	// the changes are gone for good; [ErrStaleOrder] when the fence of r.Cell has
+	// passed r.Epoch or its rows are being removed. Nothing is applied then.
+	Return(ctx context.Context, tenant TenantID, r Residue) (Returned, error)
+}
+
+// Returned is what one round of a way back did.
+type Returned struct {
+	// Changes that were applied.
+	Changes int64 `json:"changes"`
+	// Lag is the age of the oldest change that is not applied, at most: the time from
+	// when the position that was reached was asked for. What was committed since then
+	// comes with the next round.
+	Lag time.Duration `json:"lag"`
+}
+
 // Preflight is what a dry run finds.
 type Preflight struct {
 	Findings []Finding `json:"findings"`

@@ -154,6 +154,12 @@ func showRoute(r TenantRoute) string {
 	if r.MoveID != "" {
 		s += fmt.Sprintf(" move=%s:%s->%s base=%d", r.MoveID, r.SourceCell, r.TargetCell, r.Base)
 	}
+	if r.Undoes != "" {
+		s += " undoes=" + string(r.Undoes)
+	}
+	if r.UndoWindow > 0 {
+		s += fmt.Sprintf(" window=%v", r.UndoWindow)
+	}
 	if r.EventMark != 0 {
 		s += fmt.Sprintf(" event-mark=%d", r.EventMark)
 	}
@@ -162,6 +168,11 @@ func showRoute(r TenantRoute) string {
 	}
 	for _, e := range r.Residue {
 		s += fmt.Sprintf(" residue=%s@%d:%s", e.Cell, e.Epoch, e.Move)
+		if e.Held() {
+			s += "(held, from " + string(e.Back) + ")"
+		} else if e.Back != "" {
+			s += "(from " + string(e.Back) + ")"
+		}
 	}
 	if r.OperationID != "" {
 		s += " operation=" + r.OperationID
@@ -213,6 +224,14 @@ func TestNextScripts(t *testing.T) {
 					t.Fatal(err)
 				}
 				ev.Deadline = time.Unix(0, 0).Add(s)
+			}
+			ev.Undoes = MoveID(c.kv["undoes"])
+			if d := c.kv["window"]; d != "" {
+				w, err := time.ParseDuration(d)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ev.UndoWindow = w
 			}
 			next, effects, err := Next(row, ev)
 			if err != nil {

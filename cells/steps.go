@@ -32,6 +32,7 @@ const (
 	StepReopen    Step = "reopen"    // (row) ACTIVE at the source again
 	StepDiscard   Step = "discard"   // a loser's rows are gone, verified
 	StepRemoved   Step = "removed"   // (row) its entry of Residue is dropped
+	StepWindow    Step = "window"    // (row) the undo window is closed
 	StepDelete    Step = "delete"    // (row) DELETING
 	StepDeleted   Step = "deleted"   // (row) DELETED
 )
@@ -59,7 +60,7 @@ type StepEvent struct {
 func (s Step) Wrote() bool {
 	switch s {
 	case StepClaim, StepBegin, StepQuiesce, StepGates, StepCopy, StepCommit, StepRollback, StepActivate, StepReopen,
-		StepRemoved, StepDelete, StepDeleted:
+		StepRemoved, StepWindow, StepDelete, StepDeleted:
 		return true
 	}
 	return false
@@ -87,6 +88,13 @@ type MovePlan struct {
 	// Force moves although the predicted pause exceeds the budget or the bound. With a
 	// [BudgetMeter] it is recorded there, with Actor, and binds whoever resumes the move.
 	Force bool `json:"force,omitempty"`
+	// UndoWindow is for how long after the commit the source keeps its rows and
+	// receives the target's changes, so that the move can be undone; 0 is not at all.
+	// It takes a [DataMover] that is a [Returner].
+	UndoWindow time.Duration `json:"undo_window,omitempty"`
+	// Undoes is the move to take back, whose window is open; ToCell is its source then.
+	// [MoveController.Undo] fills in both.
+	Undoes MoveID `json:"undoes,omitempty"`
 }
 
 func (p MovePlan) validate() error {
@@ -106,6 +114,9 @@ func (p MovePlan) validate() error {
 	}
 	if p.MoveID.Deletion() {
 		return fmt.Errorf("%w: move ids that begin with %q belong to deletions", ErrInvalid, deletionPrefix)
+	}
+	if p.UndoWindow < 0 || p.UndoWindow > MaxUndoWindow {
+		return fmt.Errorf("%w: undo window of %v, want 0 to %v", ErrInvalid, p.UndoWindow, MaxUndoWindow)
 	}
 	if p.MoveID != "" {
 		return p.MoveID.Validate()

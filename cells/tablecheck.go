@@ -42,7 +42,11 @@ func CanonicalRoute(r TenantRoute) TenantRoute {
 	if len(r.Residue) == 0 {
 		r.Residue = nil
 	}
-	return r.Clone()
+	r = r.Clone()
+	for i := range r.Residue {
+		r.Residue[i].Until = canonicalTime(r.Residue[i].Until)
+	}
+	return r
 }
 
 func canonicalTime(t time.Time) time.Time {
@@ -105,6 +109,12 @@ func validateRoute(r TenantRoute) error {
 		}
 		if x.Epoch == 0 || x.Epoch > r.Epoch+2 { // the entry of a running move: Base+2
 			return fmt.Errorf("residue at %s has epoch %d, the route has %d", x.Cell, x.Epoch, r.Epoch)
+		}
+		if x.Back != "" && (x.Back.Validate() != nil || x.Back == x.Cell) || x.Undoes != "" && x.Undoes.Validate() != nil || x.Held() && x.Back == "" {
+			return fmt.Errorf("residue at %s has its way back from %q, undoes %q", x.Cell, x.Back, x.Undoes)
+		}
+		if y := x.Until.UTC().Year(); y < 0 || y > 9999 {
+			return fmt.Errorf("a time lies in the year %d", y)
 		}
 	}
 	for _, t := range []struct {

@@ -12,20 +12,21 @@ import (
 	"time"
 )
 
-// The actions of a trace, named as in spec/CellMove.tla. The first eleven write a
+// The actions of a trace, named as in spec/CellMove.tla. The first twelve write a
 // tenant's row; the others are orders that a cell has carried out, or had before.
 const (
-	ActionClaim       = "Claim"
-	ActionBegin       = "Begin"
-	ActionQuiesce     = "Quiesce"
-	ActionGatesClosed = "GatesClosed"
-	ActionDrained     = "Drained"
-	ActionCommit      = "Commit"
-	ActionRollback    = "Rollback"
-	ActionOpened      = "Opened"
-	ActionRemoved     = "Removed"
-	ActionDelete      = "Delete"
-	ActionDeleted     = "Deleted"
+	ActionClaim        = "Claim"
+	ActionBegin        = "Begin"
+	ActionQuiesce      = "Quiesce"
+	ActionGatesClosed  = "GatesClosed"
+	ActionDrained      = "Drained"
+	ActionCommit       = "Commit"
+	ActionRollback     = "Rollback"
+	ActionOpened       = "Opened"
+	ActionRemoved      = "Removed"
+	ActionDelete       = "Delete"
+	ActionDeleted      = "Deleted"
+	ActionWindowClosed = "WindowClosed"
 
 	ActionRead        = "Read" // a row as somebody read it; its writer is not traced
 	ActionCloseFence  = "CloseFence"
@@ -39,6 +40,7 @@ var rowActions = map[EventKind]string{
 	EventClaim: ActionClaim, EventBegin: ActionBegin, EventQuiesce: ActionQuiesce, EventGatesClosed: ActionGatesClosed,
 	EventDrained: ActionDrained, EventCommit: ActionCommit, EventRollback: ActionRollback, EventOpened: ActionOpened,
 	EventRemoved: ActionRemoved, EventDelete: ActionDelete, EventDeleted: ActionDeleted,
+	EventWindowClosed: ActionWindowClosed,
 }
 
 // TraceEvent is one line of a trace: a row that was written or seen, or an order
@@ -89,6 +91,9 @@ func guesses(old, next TenantRoute) []Event {
 	var out []Event
 	for _, e := range old.Residue {
 		out = append(out, Event{Kind: EventRemoved, Cell: e.Cell, Epoch: e.Epoch, Move: e.Move, Stamp: guessStamp})
+		if e.Held() {
+			out = append(out, Event{Kind: EventWindowClosed, Cell: e.Cell, Epoch: e.Epoch, Move: e.Move, Stamp: guessStamp})
+		}
 	}
 	fallback := func(e *Event) {
 		if next.Floor == 0 {
@@ -102,10 +107,18 @@ func guesses(old, next TenantRoute) []Event {
 		}
 	}
 	target := func(e *Event) { e.Cell = next.TargetCell }
-	owning := func(e *Event) { e.Cell, e.OwnsData = next.TargetCell, true }
+	owning := func(e *Event) {
+		e.Cell, e.OwnsData, e.UndoWindow, e.Undoes = next.TargetCell, true, next.UndoWindow, next.Undoes
+	}
+	opening := func(e *Event) {
+		e.Move = old.MoveID
+		if held, ok := next.Held(); ok { // the window is counted from when the row was written
+			e.At = held.Until.Add(-old.UndoWindow)
+		}
+	}
 	return append(out, kind(EventClaim, fallback), kind(EventBegin, target), kind(EventBegin, owning), kind(EventQuiesce, nil),
 		kind(EventGatesClosed, nil), kind(EventDrained, nil), kind(EventCommit, nil), kind(EventRollback, nil),
-		kind(EventOpened, func(e *Event) { e.Move = old.MoveID }), kind(EventDelete, deleting), kind(EventDeleted, nil))
+		kind(EventOpened, opening), kind(EventDelete, deleting), kind(EventDeleted, nil))
 }
 
 // sameRow compares what the protocol decides.

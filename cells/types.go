@@ -178,6 +178,12 @@ type TenantRoute struct {
 	// Base is the epoch at which the source was serving when MoveID began. The
 	// cut closes at Base+1 and opens at Base+2, whoever wins.
 	Base Epoch `json:"base,omitempty"`
+	// UndoWindow is for how long the source keeps its rows, and receives the target's
+	// changes, once MoveID is committed; 0: it is not asked to.
+	UndoWindow time.Duration `json:"undo_window,omitempty"`
+	// Undoes is the earlier move that MoveID takes back, or "". Its way back has
+	// become the beginning of MoveID.
+	Undoes MoveID `json:"undoes,omitempty"`
 	// Deadline bounds the cut (QUIESCING, DRAINING, COPYING): past it a driver
 	// rolls back. It never decides safety.
 	Deadline time.Time `json:"deadline,omitzero"`
@@ -227,6 +233,35 @@ type Residue struct {
 	// after a rollback.
 	Epoch Epoch  `json:"epoch"`
 	Move  MoveID `json:"move"`
+
+	// Until, unless zero: the entry is held. Cell keeps its rows, the changes of
+	// Back flow to it, and Move can be undone. Nothing is removed before a row without
+	// the hold is written; Until itself only says when somebody will write it.
+	// Invariant: a held entry is in an ACTIVE row without a move, whose CellID is Back.
+	Until time.Time `json:"until,omitzero"`
+	// Back is the cell that captures its changes for Cell, or has done so while the
+	// entry was held; "" when no way back was kept. It is freed with the removal.
+	Back CellID `json:"back,omitempty"`
+	// Undoes, for a move that took another one back: the move that the rows of Cell
+	// are known by if Move never got as far as taking them over.
+	Undoes MoveID `json:"undoes,omitempty"`
+}
+
+// Held reports whether the entry's move can be undone.
+func (e Residue) Held() bool { return !e.Until.IsZero() }
+
+// Return describes the way back of the entry: from Back to Cell, under the id of
+// the move that it would undo, and at its epochs. ok is false if there is none.
+func (e Residue) Return(tenant TenantID) (back MoveRef, ok bool) {
+	if e.Back == "" || e.Undoes != "" {
+		return MoveRef{}, false
+	}
+	return MoveRef{ID: e.Move, Tenant: tenant, Source: e.Back, Target: e.Cell, Base: e.Epoch - 1}, true
+}
+
+// same reports whether both name the same removal.
+func (e Residue) same(o Residue) bool {
+	return e.Cell == o.Cell && e.Epoch == o.Epoch && e.Move == o.Move
 }
 
 // Serving reports whether the route's cell serves requests in this state.
@@ -245,6 +280,17 @@ func (r *TenantRoute) Exists() bool {
 	return r.State != 0 && r.State != StateDeleting && r.State != StateDeleted
 }
 
+// Held returns the entry of Residue whose move can be undone; ok is false when there
+// is none. There is at most one.
+func (r *TenantRoute) Held() (e Residue, ok bool) {
+	for _, e := range r.Residue {
+		if e.Held() {
+			return e, true
+		}
+	}
+	return Residue{}, false
+}
+
 // Clone returns a copy that shares no memory with r.
 func (r TenantRoute) Clone() TenantRoute {
 	if r.Residue != nil {
@@ -259,7 +305,8 @@ func (r *TenantRoute) Move() (m MoveRef, ok bool) {
 	if r.MoveID == "" {
 		return MoveRef{}, false
 	}
-	return MoveRef{ID: r.MoveID, Tenant: r.TenantID, Source: r.SourceCell, Target: r.TargetCell, Base: r.Base}, true
+	return MoveRef{ID: r.MoveID, Tenant: r.TenantID, Source: r.SourceCell, Target: r.TargetCell, Base: r.Base,
+		Keep: r.UndoWindow > 0, Undoes: r.Undoes}, true
 }
 
 // MoveRef is what a step of a move needs to know: who moves, between whom, and
@@ -271,6 +318,17 @@ type MoveRef struct {
 	Target CellID   `json:"target"`
 	// Base is the epoch at which Source was serving when the move began.
 	Base Epoch `json:"base"`
+	// Keep: the move is to be undoable. The target begins to capture its changes
+	// before it is opened.
+	Keep bool `json:"keep,omitempty"`
+	// Undoes is the move that this one takes back, or "".
+	Undoes MoveID `json:"undoes,omitempty"`
+}
+
+// Back is the way back of the move: the changes of its target flow to its source,
+// whose fence is closed at the same CloseEpoch by the same id.
+func (m MoveRef) Back() MoveRef {
+	return MoveRef{ID: m.ID, Tenant: m.Tenant, Source: m.Target, Target: m.Source, Base: m.Base}
 }
 
 // CloseEpoch is the epoch at which the source's fence is closed by the cut, and

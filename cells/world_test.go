@@ -35,6 +35,7 @@ type world struct {
 	pred  time.Duration
 	find  []Finding
 	refs  []MoveRef // of every Prepare
+	lost  bool      // ways back are
 }
 
 // reporter is what the world needs of a test: testing.TB or rapid.TB.
@@ -246,7 +247,14 @@ func (w *world) Prepare(ctx context.Context, m MoveRef, progress func(Progress))
 		v := w.s.cells[xcellIndex(m.Source)].value
 		w.mu.Unlock()
 		progress(Progress{Phase: "snapshot", Done: 1, Total: 1})
-		if err := w.order(xClose, m.Target, m.CloseEpoch(), m.CloseEpoch(), m.ID, 0); err != nil {
+		if m.Undoes != "" {
+			w.mu.Lock()
+			undone := w.move(m.Undoes)
+			w.mu.Unlock()
+			if err := w.order(xAdopt, m.Target, m.CloseEpoch(), m.CloseEpoch(), m.ID, undone); err != nil {
+				return err
+			}
+		} else if err := w.order(xClose, m.Target, m.CloseEpoch(), m.CloseEpoch(), m.ID, 0); err != nil {
 			return err
 		}
 		return w.order(xImport, m.Target, m.CloseEpoch(), 0, m.ID, v)
@@ -274,6 +282,26 @@ func (w *world) Discard(ctx context.Context, _ TenantID, r Residue, progress fun
 		progress(Progress{Phase: "remove"})
 		return w.order(xDiscard, r.Cell, r.Epoch, r.Epoch, r.Move, 0)
 	})
+}
+
+// Return implements Returner.
+func (w *world) Return(ctx context.Context, tenant TenantID, r Residue) (Returned, error) {
+	var out Returned
+	err := w.call(ctx, "return", func() error {
+		if w.lost {
+			return fmt.Errorf("%w: the slot is gone", ErrReturnLost)
+		}
+		back, ok := r.Return(tenant)
+		if !ok {
+			w.t.Errorf("return of an entry without a way back: %+v", r)
+		}
+		w.mu.Lock()
+		v := w.s.cells[xcellIndex(back.Source)].value
+		out.Changes = int64(v) - int64(w.s.cells[xcellIndex(back.Target)].value)
+		w.mu.Unlock()
+		return w.order(xReturn, back.Target, back.CloseEpoch(), 0, back.ID, v)
+	})
+	return out, err
 }
 
 // The table. Its points are get, and cas/STATE after the state that is written.
