@@ -53,10 +53,13 @@ bench-fence: postgres ## candidates for the fence's locking, side by side
 bench-edge: ## the edge beside httputil.ReverseProxy
 	$(GO) test ./edge -run '^$$' -bench BenchmarkEdge -benchmem -count 7
 
+bench-plan: ## what a plan for a million tenants costs, by policy
+	$(GO) test ./cells -run '^$$' -bench BenchmarkPlan -benchtime 3x
+
 fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 	scripts/fuzz $(or $(FUZZTIME),30s)
 
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell
 
-.PHONY: help build demo demo-postgres test test-quick lint docs postgres bench-move bench-fence bench-edge fuzz clean
+.PHONY: help build demo demo-postgres test test-quick lint docs postgres bench-move bench-fence bench-edge bench-plan fuzz clean

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
 )
 
 func planText(p CampaignPlan) string {
@@ -57,11 +55,11 @@ func TestPlanFromPolicy(t *testing.T) {
 		"no policy":   second(PlanFromPolicy(ctx, ids, nil, nil)),
 		"same tenant": second(PlanFromPolicy(ctx, []TenantID{"t1", "t1"}, RoundRobinPolicy(abc), nil)),
 		"bad tenant":  second(PlanFromPolicy(ctx, []TenantID{""}, RoundRobinPolicy(abc), nil)),
-		"short answer": second(PlanFromPolicy(ctx, ids, PolicyFunc(func(context.Context, []TenantView) ([]CellID, error) {
+		"short answer": second(PlanFromPolicy(ctx, ids, PolicyFunc(func(context.Context, *FleetView) ([]Target, error) {
 			return nil, nil
 		}), nil)),
-		"bad answer": second(PlanFromPolicy(ctx, ids, PolicyFunc(func(context.Context, []TenantView) ([]CellID, error) {
-			return []CellID{"A"}, nil
+		"bad answer": second(PlanFromPolicy(ctx, ids, PolicyFunc(func(context.Context, *FleetView) ([]Target, error) {
+			return []Target{{Cell: "A"}}, nil
 		}), nil)),
 	} {
 		if !errors.Is(err, ErrInvalid) {
@@ -71,46 +69,6 @@ func TestPlanFromPolicy(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-func TestEvenSpreadProperty(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		n := rapid.IntRange(1, 5).Draw(rt, "cells")
-		var cells []CellID
-		for i := range n {
-			cells = append(cells, CellID(fmt.Sprintf("c%d", i)))
-		}
-		var views []TenantView
-		had := map[CellID]int{}
-		for i := range rapid.IntRange(0, 30).Draw(rt, "tenants") {
-			c := CellID(fmt.Sprintf("c%d", rapid.IntRange(0, n).Draw(rt, "at"))) // one that is not among the cells too
-			had[c]++
-			views = append(views, TenantView{Tenant: TenantID(fmt.Sprintf("t%02d", i)), Cell: c})
-		}
-		got := evenSpread(cells, views)
-		has, moves := map[CellID]int{}, 0
-		for i, c := range got {
-			has[c]++
-			if c != views[i].Cell {
-				moves++
-			}
-		}
-		least, most, need := len(views), 0, 0
-		for _, c := range cells {
-			least, most = min(least, has[c]), max(most, has[c])
-		}
-		if most-least > 1 {
-			rt.Errorf("spread %v", has)
-		}
-		// Nobody moves needlessly: each cell keeps as many as it may.
-		for _, c := range cells {
-			need += max(0, had[c]-has[c])
-		}
-		need += had[CellID(fmt.Sprintf("c%d", n))]
-		if moves != need {
-			rt.Errorf("%d moves, %d are needed", moves, need)
-		}
-	})
-}
 
 func TestCampaign(t *testing.T) {
 	setup := func(t *testing.T) (*world, *MoveController, CampaignPlan) {

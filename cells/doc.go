@@ -91,6 +91,17 @@
 // with an [*Answer] as its cause that wraps [ErrGateClosed], as soon as the view
 // learns that the gate is closed.
 //
+// # Policies and plans
+//
+// A [Policy] says where each tenant belongs: round robin, an even spread by tenants,
+// rows, bytes or load, hot tenants apart, groups apart, shuffle shards, a drained
+// cell. [PlanFromPolicy] makes the moves of it, in an order in which each finds room
+// when its turn comes. It is pure and deterministic, and it alone is what keeps to
+// jurisdictions, closed cells and limits: a policy that wants to break one leaves its
+// tenant in [CampaignPlan.Stays], with the reason. A plan is an intention: every move
+// of it is checked again when it is made. A [Campaign] makes them in this process;
+// package directory makes them in a fleet, and outlives whoever asked.
+//
 // # What happens when something fails
 //
 //   - A watch breaks: the router watches again from its revision, with growing
