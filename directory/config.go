@@ -65,9 +65,12 @@ type Config struct {
 	// that are past it never wait.
 	Moves int
 	// DrainDeadline bounds the cut of a move; default [cells.DefaultDrainDeadline].
-	// MaxPause refuses cuts that are predicted to be longer; 0 is no bound.
+	// MaxPause refuses cuts that are predicted to be longer, and gives up those that
+	// are; 0 is no bound. PauseHeadroom is what a cut may take on top of twice its
+	// prediction; default [cells.DefaultPauseHeadroom].
 	DrainDeadline time.Duration
 	MaxPause      time.Duration
+	PauseHeadroom time.Duration
 	// SweepEvery is how often unfinished work is looked at; default 1 s. TakeOver
 	// is for how long a move's driver must have shown no sign of life before another
 	// directory takes the move; default 5 s.
@@ -127,6 +130,7 @@ func (c *Config) normalize() error {
 	def(&c.SyncEvery, time.Second)
 	def(&c.AliveEvery, time.Second)
 	def(&c.DrainDeadline, cells.DefaultDrainDeadline)
+	def(&c.PauseHeadroom, cells.DefaultPauseHeadroom)
 	def(&c.SweepEvery, time.Second)
 	def(&c.TakeOver, 5*time.Second)
 	if c.Moves <= 0 {

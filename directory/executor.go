@@ -54,7 +54,7 @@ func (e *executor) controllerOn(table cells.RoutingTable) *cells.MoveController 
 	cfg := &e.s.cfg
 	opts := []cells.ControllerOption{
 		cells.WithDrainDeadline(cfg.DrainDeadline), cells.WithMaxPause(cfg.MaxPause), cells.WithFallbackCell(e.s.fleet.defaultCell()),
-		cells.WithObserver(e.observe), cells.WithStepHook(e.hook), cells.WithControllerLogger(e.s.log), cells.WithoutReclaim(),
+		cells.WithPauseHeadroom(cfg.PauseHeadroom), cells.WithObserver(e.observe), cells.WithStepHook(e.hook), cells.WithControllerLogger(e.s.log), cells.WithoutReclaim(),
 	}
 	if cfg.Now != nil {
 		opts = append(opts, cells.WithNow(cfg.Now))
@@ -406,6 +406,9 @@ func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState
 			}
 			wait = min(2*wait, 2*time.Second)
 		}
+	}
+	if err := e.settleBudget(ctx, t, state); err != nil {
+		return err
 	}
 	t.concluded(state, row, res, reason)
 	e.s.metrics.concluded(t.snapshot())

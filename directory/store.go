@@ -135,6 +135,8 @@ type MoveBeat struct {
 // Each method that takes an audit entry writes it in the transaction of the
 // change, and writes nothing when nothing changed.
 type Store interface {
+	Accounts
+
 	// Cells returns all cells in order of their ids, with their tenant counts, and a
 	// revision that grows with every change of a cell.
 	Cells(ctx context.Context) ([]api.Cell, int64, error)
@@ -193,9 +195,6 @@ type Store interface {
 	RemoveMember(ctx context.Context, cell cells.CellID, instance string) error
 	// Members returns all remembered processes.
 	Members(ctx context.Context) ([]MemberRow, error)
-
-	// Budgets returns the store of unavailability budgets. It stays valid until Close.
-	Budgets() cells.BudgetStore
 
 	// Audit lists entries; AppendAudit adds one that belongs to no other change.
 	Audit(ctx context.Context, f AuditFilter) ([]api.AuditEntry, error)

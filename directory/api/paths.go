@@ -9,6 +9,7 @@ const (
 	PathTenants    = "/cells/v1/tenants"    // GET ?cell= &after= &limit= -> TenantList; GET, DELETE {tenant}
 	PathPlacements = "/cells/v1/placements" // POST PlacementRequest -> Placement; on both listeners
 	PathMoves      = "/cells/v1/moves"      // POST MoveRequest -> Move or DryRun; GET -> MoveList; GET {id}[?watch=1]; POST {id}/rollback
+	PathBudgets    = "/cells/v1/budgets"    // GET -> BudgetList; PUT BudgetSpec; GET {tenant} -> cells.BudgetAccount; PUT {tenant} BudgetSpec; DELETE {tenant}
 	PathMembers    = "/cells/v1/members"    // GET -> MemberList
 	PathAudit      = "/cells/v1/audit"      // GET ?after= &limit= &tenant= -> AuditList
 	PathLive       = "/livez"
@@ -21,6 +22,8 @@ const (
 	// PathTopology answers a Topology, or with ?watch=1 an unending stream of
 	// TopologyLine, one JSON document a line.
 	PathTopology = "/cells/v1/topology"
+	// PathSeen takes a SeenReport from an edge, and answers {}.
+	PathSeen = "/cells/v1/seen"
 )
 
 // HeaderRequestID names a request in the audit. A caller may send its own, 1 to

@@ -50,7 +50,8 @@ func budgetsAreAtomic(t TB, h Harness) {
 	if list, err := b[0].Entries(e.ctx, "t"); err != nil || len(list) != 0 {
 		e.Fatalf("a new store has entries %v, %v", list, err)
 	}
-	entry := cells.BudgetEntry{Tenant: "t", Move: "m", At: epoch, Pause: 1500 * time.Microsecond, Reserved: true}
+	entry := cells.BudgetEntry{Tenant: "t", Move: "m", At: epoch, Pause: 1500 * time.Microsecond, Reserved: true,
+		Driver: 7, Seen: 8 * time.Second, Reported: true, Forced: true, Actor: "alice"}
 	e.must(b[0].Update(e.ctx, "u", func(old []cells.BudgetEntry) ([]cells.BudgetEntry, error) {
 		return []cells.BudgetEntry{{Tenant: "u", Move: "other", At: epoch, Pause: time.Second}}, nil
 	}))
@@ -77,7 +78,7 @@ func budgetsAreAtomic(t TB, h Harness) {
 	for _, got := range list {
 		want := entry
 		want.Move = got.Move
-		if !got.At.Equal(want.At) || got.Pause != want.Pause || got.Reserved != want.Reserved || got.Tenant != want.Tenant {
+		if !reflect.DeepEqual(got, want) {
 			e.Errorf("entry %+v, want %+v", got, want)
 		}
 	}

@@ -5,10 +5,12 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
 )
 
 // Budgets implements [directory.Store].
@@ -21,7 +23,7 @@ type queryer interface {
 }
 
 func budgetEntries(ctx context.Context, q queryer, tenant cells.TenantID) ([]cells.BudgetEntry, error) {
-	rows, err := q.QueryContext(ctx, `SELECT move, at, pause, reserved FROM budgets WHERE tenant = ? ORDER BY at, move`, tenant)
+	rows, err := q.QueryContext(ctx, `SELECT move, at, pause, reserved, driver, seen, forced, actor FROM budgets WHERE tenant = ? ORDER BY at, move`, tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -29,11 +31,12 @@ func budgetEntries(ctx context.Context, q queryer, tenant cells.TenantID) ([]cel
 	var out []cells.BudgetEntry
 	for rows.Next() {
 		e := cells.BudgetEntry{Tenant: tenant}
-		var at, pause int64
-		if err := rows.Scan(&e.Move, &at, &pause, &e.Reserved); err != nil {
+		var at int64
+		var seen sql.NullInt64
+		if err := rows.Scan(&e.Move, &at, &e.Pause, &e.Reserved, &e.Driver, &seen, &e.Forced, &e.Actor); err != nil {
 			return nil, err
 		}
-		e.At, e.Pause = fromMicros(at), time.Duration(pause)
+		e.At, e.Seen, e.Reported = fromMicros(at), time.Duration(seen.Int64), seen.Valid
 		out = append(out, e)
 	}
 	return out, rows.Err()
@@ -63,12 +66,70 @@ func (b budgets) Update(ctx context.Context, tenant cells.TenantID, change func(
 			if e.Tenant != tenant {
 				return fmt.Errorf("%w: budget entry of tenant %s among those of %s", cells.ErrInvalid, e.Tenant, tenant)
 			}
-			_, err := tx.ExecContext(ctx, `INSERT INTO budgets (tenant, move, at, pause, reserved) VALUES (?, ?, ?, ?, ?)`,
-				e.Tenant, e.Move, micros(e.At), int64(e.Pause), e.Reserved)
+			_, err := tx.ExecContext(ctx, `INSERT INTO budgets (tenant, move, at, pause, reserved, driver, seen, forced, actor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+				e.Tenant, e.Move, micros(e.At), int64(e.Pause), e.Reserved, int64(e.Driver),
+				sql.NullInt64{Int64: int64(e.Seen), Valid: e.Reported}, e.Forced, e.Actor)
 			if err != nil {
 				return err
 			}
 		}
 		return nil
+	})
+}
+
+// BudgetLimit implements [cells.BudgetLimits].
+func (b budgets) BudgetLimit(ctx context.Context, tenant cells.TenantID) (limit cells.BudgetLimit, ok bool, err error) {
+	err = b.s.read.QueryRowContext(ctx, `SELECT pause, tenant <> '' FROM budget_limits WHERE tenant IN ('', ?) ORDER BY tenant DESC LIMIT 1`, tenant).
+		Scan(&limit.Pause, &limit.Own)
+	if errors.Is(err, sql.ErrNoRows) {
+		return cells.BudgetLimit{}, false, nil
+	}
+	return limit, err == nil, translate("budget limit", err)
+}
+
+// Limits implements [directory.Store].
+func (s *Store) Limits(ctx context.Context) ([]api.BudgetLimit, error) {
+	rows, err := s.read.QueryContext(ctx, `SELECT tenant, pause, actor, at FROM budget_limits ORDER BY tenant`)
+	if err != nil {
+		return nil, translate("budget limits", err)
+	}
+	defer func() { _ = rows.Close() }()
+	var out []api.BudgetLimit
+	for rows.Next() {
+		var l api.BudgetLimit
+		var at int64
+		if err := rows.Scan(&l.Tenant, &l.Pause, &l.Actor, &at); err != nil {
+			return nil, translate("budget limits", err)
+		}
+		l.At = fromMicros(at)
+		out = append(out, l)
+	}
+	return out, translate("budget limits", rows.Err())
+}
+
+// SetLimit implements [directory.Store].
+func (s *Store) SetLimit(ctx context.Context, l api.BudgetLimit, audit api.AuditEntry) error {
+	return s.tx(ctx, "budget limit", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO budget_limits (tenant, pause, actor, at) VALUES (?, ?, ?, ?)
+			ON CONFLICT (tenant) DO UPDATE SET pause = excluded.pause, actor = excluded.actor, at = excluded.at`,
+			l.Tenant, int64(l.Pause), l.Actor, micros(l.At))
+		if err != nil {
+			return err
+		}
+		return insertAudit(ctx, tx, audit)
+	})
+}
+
+// RemoveLimit implements [directory.Store].
+func (s *Store) RemoveLimit(ctx context.Context, tenant cells.TenantID, audit api.AuditEntry) error {
+	return s.tx(ctx, "budget limit", func(tx *sql.Tx) error {
+		res, err := tx.ExecContext(ctx, `DELETE FROM budget_limits WHERE tenant = ?`, tenant)
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n == 0 {
+			return errors.Join(err, fmt.Errorf("%w: tenant %q has no budget limit of its own", cells.ErrNotFound, tenant))
+		}
+		return insertAudit(ctx, tx, audit)
 	})
 }

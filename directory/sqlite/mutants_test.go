@@ -253,10 +253,41 @@ func (l lossyBudgets) Update(ctx context.Context, t cells.TenantID, change func(
 }
 
 func (m *mutant) Budgets() cells.BudgetStore {
-	if m.is("budgets are lost") {
+	if m.is("limits are everybody's") {
+		return struct{ cells.BudgetStore }{m.Store.Budgets()}
+	}
+	if m.is("budgets are lost") || m.is("budgets are spent twice") {
 		return lossyBudgets{m.Store.Budgets()}
 	}
 	return m.Store.Budgets()
+}
+
+func (m *mutant) SaveSeen(ctx context.Context, r directory.SeenRow) (bool, error) {
+	if m.is("reports are taken as they come") {
+		old, err := m.Seen(ctx, r.Move)
+		if err != nil {
+			return false, err
+		}
+		for _, o := range old {
+			r.Seq = max(r.Seq, o.Seq+1)
+		}
+	}
+	return m.Store.SaveSeen(ctx, r)
+}
+
+func (m *mutant) AppendReceipt(ctx context.Context, id cells.MoveID, build func([][]byte) ([]byte, error)) error {
+	if m.is("receipts are built outside") {
+		old, err := m.Receipt(ctx, id)
+		if err != nil {
+			return err
+		}
+		next, err := build(old)
+		if err != nil {
+			return err
+		}
+		build = func([][]byte) ([]byte, error) { return next, nil }
+	}
+	return m.Store.AppendReceipt(ctx, id, build)
 }
 
 // TestSuiteKillsMutants runs the suite against stores that are wrong in one way
@@ -287,6 +318,10 @@ func TestSuiteKillsMutants(t *testing.T) {
 		"beats are forgotten":                  "MoveTakeover",
 		"members beat once":                    "MembersBeat",
 		"budgets are lost":                     "BudgetsAreAtomic",
+		"budgets are spent twice":              "BudgetIsNotSpentTwice",
+		"limits are everybody's":               "BudgetLimits",
+		"reports are taken as they come":       "SeenKeepsTheNewest",
+		"receipts are built outside":           "ReceiptsOnlyGrow",
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, ok := byName[killer]

@@ -142,7 +142,7 @@ through its state folder (--fleet, $CELL_FLEET_DIR, default .cell).`,
 	}
 	add("fleet", a.devCmd(), a.pkiCmd(), a.benchCmd())
 	add("tenants", a.cellsCmd(), a.placeCmd(), a.whichCmd(), a.tenantsCmd(), a.explainCmd())
-	add("moves", a.moveCmd(), a.movesCmd())
+	add("moves", a.moveCmd(), a.movesCmd(), a.budgetCmd())
 	add("servers", a.directoryCmd(), a.routerCmd())
 	root.AddCommand(a.docsCmd())
 	wrapArgs(root)
