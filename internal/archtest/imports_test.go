@@ -75,9 +75,12 @@ func golist(t *testing.T, dir string, args ...string) []goPackage {
 // modules are the folders of the repository's modules.
 func modules(t *testing.T) []string {
 	dirs := []string{root(t)}
-	services := filepath.Join(dirs[0], "services")
-	if _, err := os.Stat(filepath.Join(services, "go.mod")); err == nil {
-		dirs = append(dirs, services)
+	for _, nested := range []string{"services", "table/realtest"} {
+		dir := filepath.Join(dirs[0], nested)
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
 	}
 	return dirs
 }
