@@ -36,6 +36,16 @@ func streams(cfg *clientv3.Config) (begun, ended chan struct{}) {
 	return begun, ended
 }
 
+// now is the table's revision. Other tests compact what was before.
+func now(t *testing.T, table cells.RoutingTable) cells.Revision {
+	t.Helper()
+	page, err := table.List(t.Context(), cells.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return page.Revision
+}
+
 func soon(t *testing.T, what string, ch <-chan struct{}) {
 	t.Helper()
 	select {
@@ -52,10 +62,11 @@ func TestSlowWatcher(t *testing.T) {
 	cfg := config(server.URL)
 	begun, ended := streams(&cfg)
 	table := open(t, cfg, etcd.WithPrefix(p), etcd.WithWatchQueue(16))
-	w := watch(t, table, 0)
+	from := now(t, table)
+	w := watch(t, table, from)
 	soon(t, "the stream", begun)
 	other := open(t, config(server.URL), etcd.WithPrefix(p))
-	fast := watch(t, other, 0) // is not held up
+	fast := watch(t, other, from) // is not held up
 	const n = 300
 	want := map[cells.TenantID]cells.Revision{}
 	var last cells.Revision
@@ -90,7 +101,7 @@ func TestCompactionDuringWatch(t *testing.T) {
 	cfg := config(server.URL)
 	begun, ended := streams(&cfg)
 	table := open(t, cfg, etcd.WithPrefix(p), etcd.WithWatchQueue(4))
-	w := watch(t, table, 0)
+	w := watch(t, table, now(t, table))
 	soon(t, "the stream", begun)
 	var last cells.Revision
 	for i := range 4 {
@@ -167,11 +178,11 @@ func TestLease(t *testing.T) {
 	if err := failure(t, w); !errors.Is(err, cells.ErrInvalid) {
 		t.Errorf("watching a row with a lease: %v, want ErrInvalid", err)
 	}
-	page, err := bare.Get(t.Context(), "x")
+	res, err := bare.Get(t.Context(), "x")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w = watch(t, table, cells.Revision(page.Header.Revision))
+	w = watch(t, table, cells.Revision(res.Header.Revision))
 	if _, err := bare.Revoke(t.Context(), lease.ID); err != nil {
 		t.Fatal(err)
 	}
