@@ -110,7 +110,7 @@ func TestLostAnswer(t *testing.T) {
 // What is below the prefix and is no row of this format is refused, and is not
 // written over.
 func TestForeignValues(t *testing.T) {
-	bare := client(t)
+	bare := client(t, server)
 	p := prefix()
 	table := open(t, config(server.URL), etcd.WithPrefix(p))
 	cas(t, table, 0, row("good"))

@@ -72,10 +72,10 @@ func open(tb tabletest.TB, cfg clientv3.Config, opts ...etcd.Option) *etcd.Table
 	return t
 }
 
-// client is a bare client of the shared server.
-func client(t testing.TB) *clientv3.Client {
+// client is a bare client of a server.
+func client(t testing.TB, s *etcdtest.Server) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{server.URL}, Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.URL}, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,13 @@ func compact(tb tabletest.TB, c *clientv3.Client) {
 }
 
 func TestConformance(t *testing.T) {
-	bare := client(t)
+	// A server of its own, of which nothing has been compacted.
+	server, err := etcdtest.Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	bare := client(t, server)
 	prefixOf := sync.Map{} // table -> prefix
 	at := func(tb tabletest.TB, p string) cells.RoutingTable {
 		table := open(tb, config(server.URL), etcd.WithPrefix(p))

@@ -97,7 +97,7 @@ func TestSlowWatcher(t *testing.T) {
 // so; nothing is passed over in silence.
 func TestCompactionDuringWatch(t *testing.T) {
 	p := prefix()
-	bare := client(t)
+	bare := client(t, server)
 	cfg := config(server.URL)
 	begun, ended := streams(&cfg)
 	table := open(t, cfg, etcd.WithPrefix(p), etcd.WithWatchQueue(4))
@@ -141,7 +141,7 @@ func TestRouterAfterCompaction(t *testing.T) {
 		r.EventMark++
 		r = cas(t, direct, r.Revision, r)
 	}
-	compact(t, client(t))
+	compact(t, client(t, server))
 	proxy.Cut(false)
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
@@ -156,7 +156,7 @@ func TestRouterAfterCompaction(t *testing.T) {
 // A row that was removed by other means ends the watch, so that whoever follows
 // lists again. Rows that hang on a lease are refused before that.
 func TestLease(t *testing.T) {
-	bare := client(t)
+	bare := client(t, server)
 	p := prefix()
 	table := open(t, config(server.URL), etcd.WithPrefix(p))
 	r := cas(t, table, 0, row("t"))
