@@ -4,6 +4,7 @@ package e2e_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,13 +16,13 @@ import (
 	"github.com/cloister-dev/cloister/cmd/cell/load"
 )
 
-// smallDisk mounts a disk of 8 MiB at dir, for as long as the test runs.
-func smallDisk(t *testing.T, dir string) {
+// smallDisk mounts a disk of so many MiB at dir, for as long as the test runs.
+func smallDisk(t *testing.T, dir string, mib int) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=8m"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm", mib)); err != nil {
 		t.Skipf("a small disk needs the right to mount one: %v", err)
 	}
 	t.Cleanup(func() {
@@ -61,7 +62,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(parent) })
 	full := filepath.Join(parent, "state", "cells", "cell-b")
-	smallDisk(t, full)
+	smallDisk(t, full, 8)
 	e := startIn(t, parent, fleet.Config{})
 	a, b := e.tenant("healthy", "cell-a"), e.tenant("cramped", "cell-b")
 	if err := a.Fill(t.Context(), "n", 2000, 2000, func(int) {}); err != nil {

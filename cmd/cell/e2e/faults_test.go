@@ -141,7 +141,7 @@ func faultFleet(t *testing.T, store string) (*env, *network) {
 		t.Fatal(err)
 	}
 	if store == fleet.StoreSQLite && os.Geteuid() == 0 {
-		smallDisk(t, filepath.Join(dir, "state", "cells", "cell-b"))
+		smallDisk(t, filepath.Join(dir, "state", "cells", "cell-b"), 96)
 	}
 	n := &network{t: t}
 	t.Cleanup(n.close)

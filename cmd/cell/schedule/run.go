@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+// Result is what came of a schedule.
+type Result struct {
+	Seed uint64
+	// Moved and RolledBack count the moves that were decided; Crashes the processes
+	// that died.
+	Moved, RolledBack, Crashes int
+	Acked                      int
+	// Wrong says what must not be; empty when all is well.
+	Wrong []string
+	// Log is what was done, in order.
+	Log []string
+}
+
+// points are where a transfer may die.
+var points = []string{"aligned", "applied", "batch", "captured", "claimed", "compared", "final", "finished", "prepared", "verified"}
+
+// Run runs the schedule of a seed in a folder of its own below dir. The error is
+// about the machine; what the schedule found is in the result.
+func Run(ctx context.Context, dir string, seed uint64) (*Result, error) {
+	dir, err := os.MkdirTemp(dir, "schedule-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	w, err := newWorld(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer w.close()
+	s := &schedule{w: w, luck: newLuck(seed), res: &Result{Seed: seed}}
+	if err := s.run(ctx); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s.res.Log = w.log
+	return s.res, nil
+}
+
+type schedule struct {
+	w       *world
+	luck    *luck
+	res     *Result
+	drivers []*driver
+	books   []*books
+	moves   int
+}
+
+func (s *schedule) run(ctx context.Context) error {
+	ctx, stopAll := context.WithCancel(ctx)
+	defer stopAll()
+	w := s.w
+	for i := range 2 {
+		s.drivers = append(s.drivers, w.driver(ctx, fmt.Sprintf("driver-%d", i), newLuck(s.res.Seed*31+uint64(i))))
+	}
+	w.calm.Store(true)
+	for i := range 2 {
+		s.place(ctx, &books{tenant: cells.TenantID(fmt.Sprintf("moving-%d", i)), moved: true}, w.names[i])
+	}
+	for _, c := range w.names {
+		s.place(ctx, &books{tenant: cells.TenantID("bystander-" + string(c))}, c)
+	}
+	w.calm.Store(false)
+	writing, stop := context.WithCancel(ctx)
+	defer stop()
+	var clients sync.WaitGroup
+	for _, b := range s.books {
+		for i := range 2 {
+			clients.Go(func() { w.hammer(writing, b, i) })
+		}
+	}
+	for range 6 + s.luck.n(8) {
+		s.act(ctx)
+		s.until(ctx, int64(s.luck.n(60)))
+	}
+	settled := s.settle(ctx)
+	s.until(ctx, 5)
+	stop()
+	clients.Wait()
+	// Whatever is still on its way arrives when all is over.
+	w.deliver(ctx, 1<<20)
+	w.wg.Wait()
+	if settled {
+		s.check(ctx)
+	}
+	return nil
+}
+
+func (s *schedule) place(ctx context.Context, b *books, cell cells.CellID) {
+	s.books = append(s.books, b)
+	if err := s.drivers[0].ctrl.Assign(ctx, b.tenant, cell, "schedule"); err != nil {
+		s.wrong("place %s: %v", b.tenant, err)
+	}
+	if _, err := s.w.edge.Wait(ctx, b.tenant, 0); err != nil { // the edge has heard of it
+		s.wrong("place %s: %v", b.tenant, err)
+	}
+}
+
+func (s *schedule) wrong(format string, args ...any) {
+	s.res.Wrong = append(s.res.Wrong, fmt.Sprintf(format, args...))
+}
+
+// until waits for that many more acknowledged writes, or a moment.
+func (s *schedule) until(ctx context.Context, n int64) {
+	want := s.w.acked.Load() + n
+	ctx, cancel := context.WithTimeout(ctx, 60*time.Millisecond)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for s.w.acked.Load() < want {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// act does one thing.
+func (s *schedule) act(ctx context.Context) {
+	w := s.w
+	d := s.drivers[s.luck.n(len(s.drivers))]
+	t := s.books[s.luck.n(2)].tenant
+	c := w.cells[w.names[s.luck.n(len(w.names))]]
+	other := w.names[s.luck.n(len(w.names))]
+	switch n := s.luck.n(100); {
+	case n < 40:
+		s.moves++
+		id := cells.MoveID(fmt.Sprintf("mv-%d-%d", s.res.Seed, s.moves))
+		d.do(fmt.Sprintf("move %s of %s to %s", id, t, c.id), func(ctx context.Context) error {
+			res, err := d.ctrl.Run(ctx, cells.MovePlan{TenantID: t, ToCell: c.id, MoveID: id, Actor: d.name, Force: true})
+			if err == nil {
+				w.note("%s: %s is in %s at %d", d.name, t, res.Route.CellID, res.Route.Epoch)
+			}
+			return err
+		})
+	case n < 48:
+		d.do("resume "+string(t), func(ctx context.Context) error { _, err := d.ctrl.Resume(ctx, t); return err })
+	case n < 53:
+		d.do("roll back "+string(t), func(ctx context.Context) error { return d.ctrl.Rollback(ctx, t, "schedule") })
+	case n < 62:
+		w.note("%s crashes", c.id)
+		s.res.Crashes++
+		c.crash()
+		s.restart(ctx, c)
+	case n < 73:
+		point := points[s.luck.n(len(points))]
+		w.note("%s is to die at %s", c.id, point)
+		c.mu.Lock()
+		if c.p != nil {
+			c.p.mu.Lock()
+			c.p.crashAt = point
+			c.p.mu.Unlock()
+		}
+		c.mu.Unlock()
+	case n < 78:
+		w.note("%s is stopped", d.name)
+		d.end(errStopped)
+		for i := range s.drivers {
+			if s.drivers[i] == d {
+				s.drivers[i] = w.driver(ctx, fmt.Sprintf("%s'", d.name), newLuck(s.res.Seed*77+uint64(s.luck.n(1000))))
+			}
+		}
+	case n < 84:
+		w.note("%s and %s are cut off", c.id, other)
+		w.cuts.set(string(c.id), string(other), true)
+	case n < 88:
+		w.note("%s and %s are cut off", d.name, c.id)
+		w.cuts.set(d.name, string(c.id), true)
+	case n < 92:
+		w.note("all are connected")
+		w.cuts.heal()
+	case n < 95:
+		jump := []time.Duration{time.Hour, -time.Hour, 0}[s.luck.n(3)]
+		w.note("%s has a clock that is %s ahead", d.name, jump)
+		d.clock.Store(int64(jump))
+	default:
+		w.deliver(ctx, 3)
+	}
+	for _, c := range w.cells {
+		c.mu.Lock()
+		down := c.p == nil
+		c.mu.Unlock()
+		if down && s.luck.percent(60) {
+			s.restart(ctx, c)
+		}
+	}
+}
+
+func (s *schedule) restart(ctx context.Context, c *cell) {
+	if err := c.start(ctx); err != nil {
+		s.wrong("%s does not start again: %v", c.id, err)
+	}
+	s.w.note("%s is up", c.id)
+}
+
+// settle heals everything and resumes until there is nothing left to do.
+func (s *schedule) settle(ctx context.Context) bool {
+	w := s.w
+	w.note("everything is healed")
+	w.calm.Store(true)
+	w.cuts.heal()
+	for _, d := range s.drivers {
+		d.clock.Store(0)
+	}
+	for _, c := range w.cells {
+		c.mu.Lock()
+		p := c.p
+		c.mu.Unlock()
+		if p == nil {
+			s.restart(ctx, c)
+			continue
+		}
+		p.mu.Lock()
+		p.crashAt = ""
+		p.mu.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	d := s.drivers[0]
+	for _, b := range s.books {
+		for {
+			r, err := w.table.Get(ctx, b.tenant)
+			if err == nil && r.State == cells.StateActive && r.MoveID == "" && len(r.Residue) == 0 {
+				s.res.Moved += int(r.Epoch-1) / 2
+				break
+			}
+			for _, c := range w.cells {
+				c.mu.Lock()
+				down := c.p == nil
+				c.mu.Unlock()
+				if down { // it was about to die
+					s.restart(ctx, c)
+				}
+			}
+			if _, rerr := d.ctrl.Resume(ctx, b.tenant); ctx.Err() != nil {
+				s.wrong("%s does not settle: route %+v, %v, last error %v", b.tenant, r, err, rerr)
+				return false
+			}
+			s.until(ctx, 1)
+		}
+	}
+	return true
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package schedule_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/cloister-dev/cloister/cmd/cell/schedule"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestSchedules runs 200 schedules, or as many as CELL_SCHEDULES says, beginning with
+// the seed that CELL_SEED names.
+func TestSchedules(t *testing.T) {
+	number := func(name string, def uint64) uint64 {
+		v := os.Getenv(name)
+		if v == "" {
+			return def
+		}
+		n, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n
+	}
+	n, first := number("CELL_SCHEDULES", 200), number("CELL_SEED", 1)
+	if testing.Short() {
+		n = min(n, 10)
+	}
+	dir := t.TempDir()
+	var next, moved, crashes, acked atomic.Int64
+	var wg sync.WaitGroup
+	for range 6 { // a schedule mostly waits
+		wg.Go(func() {
+			for i := uint64(next.Add(1)); i <= n && !t.Failed(); i = uint64(next.Add(1)) {
+				r, err := schedule.Run(t.Context(), dir, first+i-1)
+				if err != nil {
+					t.Errorf("seed %d: %v", first+i-1, err)
+					return
+				}
+				moved.Add(int64(r.Moved))
+				crashes.Add(int64(r.Crashes))
+				acked.Add(int64(r.Acked))
+				if len(r.Wrong) > 0 {
+					t.Errorf("seed %d:\n%s\nwhat happened:\n%s", r.Seed, strings.Join(r.Wrong, "\n"), strings.Join(r.Log, "\n"))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d schedules: %d attempts at moves decided, %d crashes asked for, %d writes acknowledged", n, moved.Load(), crashes.Load(), acked.Load())
+	if moved.Load() == 0 || acked.Load() == 0 {
+		t.Error("nothing happened")
+	}
+}
