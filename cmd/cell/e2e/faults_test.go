@@ -4,7 +4,6 @@ package e2e_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -88,28 +87,30 @@ var faults = []fault{
 
 // faultRow is what came of one fault at one step.
 type faultRow struct {
-	Store   string        `json:"store"`
-	Step    cells.Step    `json:"step"`
-	Fault   string        `json:"fault"`
-	End     api.MoveState `json:"end"`
-	Owner   cells.CellID  `json:"owner"`
-	Writes  int           `json:"writes"`
-	Lost    int           `json:"lost"` // acknowledged and not found, or found twice, or never written
-	Failed  int           `json:"failed"`
-	Events  int           `json:"events_lost"` // gaps and repetitions
-	Others  int           `json:"others_failed"`
-	Settled time.Duration `json:"settled_ns"`
+	Store   string
+	Step    cells.Step
+	Fault   string
+	End     api.MoveState
+	Owner   cells.CellID
+	Writes  int
+	Lost    int // acknowledged and not found, or found twice, or never written
+	Failed  int
+	Events  int // gaps and repetitions
+	Others  int
+	Settled time.Duration
 }
 
 // TestFaultMatrix puts each fault at each step of a move, on both stores, while
 // the tenant and others are used. By default it visits a part that is spread over
-// both; with CELL_FAULTS=all it visits everything, and appends what it saw to
+// both; with CELL_FAULTS=all it visits everything, and writes what it saw to
 // the file that CELL_FAULTS_OUT names.
 func TestFaultMatrix(t *testing.T) {
 	all := os.Getenv("CELL_FAULTS") == "all"
 	if testing.Short() && !all {
 		t.Skip("takes a minute")
 	}
+	var rep report
+	defer rep.write(t)
 	for s, store := range []string{fleet.StoreSQLite, fleet.StorePostgres} {
 		t.Run(store, func(t *testing.T) {
 			e, n := faultFleet(t, store)
@@ -126,7 +127,7 @@ func TestFaultMatrix(t *testing.T) {
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%s", f.name, step), func(t *testing.T) {
-						record(t, e.in(t).faultAt(n, f, store, step))
+						rep.rows = append(rep.rows, e.in(t).faultAt(n, f, store, step))
 					})
 				}
 			}
@@ -249,19 +250,49 @@ func (e *env) eventsOf(c *load.Client) (wrong int) {
 	return wrong
 }
 
-// record appends a row to the file that is asked for.
-func record(t *testing.T, row faultRow) {
+// report collects rows and writes them as tables into the file that CELL_FAULTS_OUT
+// names.
+type report struct{ rows []faultRow }
+
+func (r *report) write(t *testing.T) {
 	path := os.Getenv("CELL_FAULTS_OUT")
-	if path == "" {
+	if path == "" || len(r.rows) == 0 {
 		return
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
+	var b strings.Builder
+	b.WriteString("<!-- Written by make faults. -->\n# Faults at every step\n\n")
+	fmt.Fprintf(&b, "%s, %d runs. Each is a move of a tenant that three clients use, with one other tenant in use in each cell.\n", time.Now().UTC().Format(time.DateOnly), len(r.rows))
+	r.table(&b, "Fault", func(x faultRow) string { return x.Store + ", " + x.Fault })
+	r.table(&b, "Step", func(x faultRow) string { return string(x.Step) })
+	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
 		t.Error(err)
-		return
 	}
-	defer f.Close()
-	if err := json.NewEncoder(f).Encode(row); err != nil {
-		t.Error(err)
+}
+
+// table writes one line for each group of rows, in order of first appearance.
+func (r *report) table(b *strings.Builder, title string, group func(faultRow) string) {
+	var names []string
+	groups := map[string][]faultRow{}
+	for _, x := range r.rows {
+		g := group(x)
+		if groups[g] == nil {
+			names = append(names, g)
+		}
+		groups[g] = append(groups[g], x)
+	}
+	fmt.Fprintf(b, "\n| %s | runs | target owns | source owns | writes acknowledged | lost | events lost | failed | others failed | settled, median | settled, longest |\n|%s\n", title, strings.Repeat("---|", 11))
+	for _, name := range names {
+		var target, writes, lost, events, failed, others int
+		var took []time.Duration
+		for _, x := range groups[name] {
+			if x.Owner == "cell-b" {
+				target++
+			}
+			writes, lost, events, failed, others = writes+x.Writes, lost+x.Lost, events+x.Events, failed+x.Failed, others+x.Others
+			took = append(took, x.Settled)
+		}
+		n := len(groups[name])
+		fmt.Fprintf(b, "| %s | %d | %d | %d | %d | %d | %d | %d | %d | %s | %s |\n", name, n, target, n-target, writes, lost, events, failed, others,
+			load.Percentile(took, 50).Round(10*time.Millisecond), load.Percentile(took, 100).Round(10*time.Millisecond))
 	}
 }

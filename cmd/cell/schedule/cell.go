@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/url"
 	"sync"
 
@@ -83,7 +84,7 @@ func (c *cell) start(ctx context.Context) (err error) {
 	if err = p.router.Start(ctx); err != nil {
 		return err
 	}
-	p.gates = cells.NewGates(c.id, p.router, cells.WithOpener(p.open))
+	p.gates = cells.NewGates(c.id, p.router, cells.WithOpener(p.open), cells.WithGateLogger(slog.New(slog.DiscardHandler)))
 	c.mu.Lock()
 	c.p = p
 	c.mu.Unlock()
@@ -100,6 +101,15 @@ func (p *process) open(ctx context.Context, o cells.FenceOrder) error {
 		return err
 	}
 	return p.guard.OpenFence(ctx, o)
+}
+
+// openFence carries out an order.
+func (p *process) openFence(ctx context.Context, o cells.FenceOrder) error {
+	err := p.guard.OpenFence(ctx, o)
+	if p.c.w.broken == StaleOpens && errors.Is(err, cells.ErrStaleOrder) {
+		_, err = p.db.ExecContext(ctx, "UPDATE cell_fence SET is_open = 1, epoch = ?2, floor = ?2, move = '' WHERE tenant = ?1", string(o.Tenant), int64(o.Epoch))
+	}
+	return err
 }
 
 // fault is called at each point of a transfer.

@@ -32,6 +32,8 @@ func (r *refusal) Error() string { return r.err.Error() }
 
 // hammer writes new keys until ctx ends.
 func (w *world) hammer(ctx context.Context, b *books, client int) {
+	pace := time.NewTicker(2 * time.Millisecond)
+	defer pace.Stop()
 	for n := 0; ctx.Err() == nil; n++ {
 		key := fmt.Sprintf("%d-%d", client, n)
 		for ctx.Err() == nil {
@@ -57,6 +59,10 @@ func (w *world) hammer(ctx context.Context, b *books, client int) {
 				}
 			})
 			break
+		}
+		select { // a client is not a mill
+		case <-pace.C:
+		case <-ctx.Done():
 		}
 	}
 }

@@ -28,15 +28,29 @@ type Result struct {
 // points are where a transfer may die.
 var points = []string{"aligned", "applied", "batch", "captured", "claimed", "compared", "final", "finished", "prepared", "verified"}
 
+// Broken names a rule that a world is made to break, so that tests can see that
+// schedules notice it.
+type Broken string
+
+const (
+	// NoFinish: the last changes are not carried to the target.
+	NoFinish Broken = "no finish"
+	// NoRemoval: what the loser of a cut holds is taken for removed.
+	NoRemoval Broken = "no removal"
+	// StaleOpens: fences open at any epoch that an order names.
+	StaleOpens Broken = "stale opens"
+)
+
 // Run runs the schedule of a seed in a folder of its own below dir. The error is
-// about the machine; what the schedule found is in the result.
-func Run(ctx context.Context, dir string, seed uint64) (*Result, error) {
+// about the machine; what the schedule found is in the result. broken is "" for the
+// real thing.
+func Run(ctx context.Context, dir string, seed uint64, broken Broken) (*Result, error) {
 	dir, err := os.MkdirTemp(dir, "schedule-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	w, err := newWorld(ctx, dir)
+	w, err := newWorld(ctx, dir, broken)
 	if err != nil {
 		return nil, err
 	}

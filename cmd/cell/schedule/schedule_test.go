@@ -41,7 +41,7 @@ func TestSchedules(t *testing.T) {
 	for range 6 { // a schedule mostly waits
 		wg.Go(func() {
 			for i := uint64(next.Add(1)); i <= n && !t.Failed(); i = uint64(next.Add(1)) {
-				r, err := schedule.Run(t.Context(), dir, first+i-1)
+				r, err := schedule.Run(t.Context(), dir, first+i-1, "")
 				if err != nil {
 					t.Errorf("seed %d: %v", first+i-1, err)
 					return
@@ -59,5 +59,24 @@ func TestSchedules(t *testing.T) {
 	t.Logf("%d schedules: %d attempts at moves decided, %d crashes asked for, %d writes acknowledged", n, moved.Load(), crashes.Load(), acked.Load())
 	if moved.Load() == 0 || acked.Load() == 0 {
 		t.Error("nothing happened")
+	}
+}
+
+// TestSchedulesNotice: when a rule is broken, some of the schedules must say so.
+func TestSchedulesNotice(t *testing.T) {
+	for _, broken := range []schedule.Broken{schedule.NoFinish, schedule.NoRemoval, schedule.StaleOpens} {
+		t.Run(string(broken), func(t *testing.T) {
+			for seed := uint64(1); seed <= 60; seed++ {
+				r, err := schedule.Run(t.Context(), t.TempDir(), seed, broken)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(r.Wrong) > 0 {
+					t.Logf("seed %d: %s", seed, r.Wrong[0])
+					return
+				}
+			}
+			t.Error("no schedule has noticed")
+		})
 	}
 }

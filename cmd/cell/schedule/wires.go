@@ -114,7 +114,7 @@ func (o orders) Close(ctx context.Context, f cells.FenceOrder) error {
 }
 
 func (o orders) Open(ctx context.Context, f cells.FenceOrder) error {
-	return o.send(ctx, f.Cell, fmt.Sprintf("open fence of %s at %d", f.Tenant, f.Epoch), func(ctx context.Context, p *process) error { return p.guard.OpenFence(ctx, f) })
+	return o.send(ctx, f.Cell, fmt.Sprintf("open fence of %s at %d", f.Tenant, f.Epoch), func(ctx context.Context, p *process) error { return p.openFence(ctx, f) })
 }
 
 func (o orders) Pause(ctx context.Context, b cells.BarrierOrder) (mark cells.EventSeq, err error) {
@@ -173,6 +173,9 @@ func (o orders) Prepare(ctx context.Context, m cells.MoveRef, progress func(cell
 }
 
 func (o orders) Finish(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (mark string, err error) {
+	if o.d.w.broken == NoFinish {
+		return string(transfer.MakePosition(1)), nil
+	}
 	err = o.send(ctx, m.Target, fmt.Sprintf("finish %s", m.Tenant), func(ctx context.Context, p *process) error {
 		got, err := p.mover.Finish(ctx, m, o.d.w.source(m), nil)
 		o.d.mu.Lock()
@@ -186,6 +189,9 @@ func (o orders) Finish(ctx context.Context, m cells.MoveRef, progress func(cells
 }
 
 func (o orders) Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
+	if o.d.w.broken == NoRemoval {
+		return nil
+	}
 	return o.send(ctx, r.Cell, fmt.Sprintf("remove %s at %d", tenant, r.Epoch), func(ctx context.Context, p *process) error {
 		return p.mover.Discard(ctx, tenant, r, nil)
 	})

@@ -17,6 +17,7 @@ import (
 
 // world is what a schedule happens to.
 type world struct {
+	broken Broken
 	table *cells.MemTable
 	edge  *cells.Router // how clients find cells
 	names []cells.CellID
@@ -34,8 +35,8 @@ type world struct {
 	late  []func(ctx context.Context)
 }
 
-func newWorld(ctx context.Context, dir string) (*world, error) {
-	w := &world{table: cells.NewMemTable(), names: []cells.CellID{"a", "b", "c"}, cells: map[cells.CellID]*cell{}, begun: time.Now()}
+func newWorld(ctx context.Context, dir string, broken Broken) (*world, error) {
+	w := &world{broken: broken, table: cells.NewMemTable(), names: []cells.CellID{"a", "b", "c"}, cells: map[cells.CellID]*cell{}, begun: time.Now()}
 	w.cuts.off = map[[2]string]bool{}
 	w.edge = cells.NewRouter(w.table)
 	if err := w.edge.Start(ctx); err != nil {
