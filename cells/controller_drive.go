@@ -32,6 +32,7 @@ type drive struct {
 	bound     time.Duration
 	ended     time.Time // when this driver wrote ACTIVE
 	predicted time.Duration
+	compared  []Comparison
 	steps     []StepTiming
 	last      time.Time
 	// decided: this driver's commit may have been written. Nothing rolls back.
@@ -280,7 +281,7 @@ func (d *drive) cut(cut, ctx context.Context) error {
 			err = d.effect(ctx, StepEvents)
 		case EffectFinish:
 			if d.c.mover != nil {
-				if data, err = d.c.mover.Finish(cut, e.Move, d.progress(StepFinish)); err != nil {
+				if data, err = d.transfer(cut, e.Move); err != nil {
 					return d.failed(StepFinish, err)
 				}
 			}
@@ -390,6 +391,8 @@ func (d *drive) effect(ctx context.Context, step Step) error {
 		ev.Predicted = d.predicted
 	case StepQuiesce:
 		ev.Bound = d.bound
+	case StepFinish:
+		ev.Compared = d.compared
 	}
 	return d.c.done(ctx, ev)
 }
@@ -403,6 +406,15 @@ type reported struct {
 func (d *drive) failed(step Step, err error) error {
 	d.c.emit(StepEvent{Tenant: d.ref.Tenant, Move: d.ref, Step: step, Route: d.row.Clone(), Err: err})
 	return fmt.Errorf("%s: %w", step, err)
+}
+
+// transfer applies the last changes, and keeps what was compared.
+func (d *drive) transfer(cut context.Context, m MoveRef) (mark string, err error) {
+	if p, ok := d.c.mover.(Prover); ok {
+		mark, d.compared, err = p.FinishProved(cut, m, d.progress(StepFinish))
+		return mark, err
+	}
+	return d.c.mover.Finish(cut, m, d.progress(StepFinish))
 }
 
 func (d *drive) progress(step Step) func(Progress) {

@@ -99,6 +99,28 @@ type Returned struct {
 	Lag time.Duration `json:"lag"`
 }
 
+// Comparison is one comparison of a table's rows at both ends of a move, which found
+// them equal: one that does not ends the move.
+type Comparison struct {
+	Table string `json:"table"`
+	// Position in the source's changes that both sides were at.
+	Position string `json:"position"`
+	// Whole: all rows of the tenant were compared. Otherwise those of Keys keys that had
+	// changed since the comparison before.
+	Whole bool  `json:"whole,omitempty"`
+	Keys  int64 `json:"keys,omitempty"`
+	// Rows were found, with digest Sum, on each side. The digest covers every column and
+	// does not depend on order.
+	Rows int64  `json:"rows"`
+	Sum  string `json:"sum"`
+}
+
+// Prover is what a [DataMover] may offer besides: a Finish that also returns what was
+// compared on the way to it, for the receipt of the move.
+type Prover interface {
+	FinishProved(ctx context.Context, m MoveRef, progress func(Progress)) (mark string, compared []Comparison, err error)
+}
+
 // Preflight is what a dry run finds.
 type Preflight struct {
 	Findings []Finding `json:"findings"`

@@ -51,6 +51,8 @@ type StepEvent struct {
 	Predicted time.Duration `json:"predicted,omitempty"`
 	// Bound is the most that the cut may take before it is given up; set with StepQuiesce.
 	Bound time.Duration `json:"bound,omitempty"`
+	// Compared is what the mover compared; set with StepFinish if it is a [Prover].
+	Compared []Comparison `json:"compared,omitempty"`
 	// Err is set when the step failed. A step may be tried again after that.
 	Err error     `json:"-"`
 	At  time.Time `json:"at"`

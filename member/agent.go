@@ -350,6 +350,10 @@ func (m *Member) finish(ctx context.Context, o MoveOrder, progress func(cells.Pr
 		return nil, err
 	}
 	defer done()
+	if p, ok := a.(transfer.Prover); ok {
+		mark, compared, err := p.FinishProved(ctx, o.Move, src, progress)
+		return FinishReply{Mark: mark, Compared: compared}, err
+	}
 	mark, err := a.Finish(ctx, o.Move, src, progress)
 	return FinishReply{Mark: mark}, err
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -107,6 +108,10 @@ func TestOrdersReachTheStore(t *testing.T) {
 	pred, err := c.Prepare(ctx, m, func(p cells.Progress) { seen = append(seen, p) })
 	if err != nil || pred != (cells.Prediction{Pause: time.Second, LagChanges: 3, WriteRate: 1.5}) || len(seen) != 1 || seen[0].Done != 1 {
 		t.Fatalf("%+v %v %v", pred, seen, err)
+	}
+	if mark, compared, err := c.FinishProved(ctx, m, nil); err != nil || mark != "mark" ||
+		!slices.Equal(compared, []cells.Comparison{{Table: "item", Position: "mark", Whole: true, Rows: 3, Sum: "abc"}}) {
+		t.Fatal(mark, compared, err)
 	}
 	if mark, err := c.Finish(ctx, m, nil); err != nil || mark != "mark" {
 		t.Fatal(mark, err)

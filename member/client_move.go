@@ -164,9 +164,15 @@ func (c *AgentClient) Prepare(ctx context.Context, m cells.MoveRef, progress fun
 
 // Finish implements [cells.DataMover].
 func (c *AgentClient) Finish(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (mark string, err error) {
+	mark, _, err = c.FinishProved(ctx, m, progress)
+	return mark, err
+}
+
+// FinishProved implements [cells.Prover].
+func (c *AgentClient) FinishProved(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (mark string, compared []cells.Comparison, err error) {
 	var out FinishReply
 	err = c.moveStep(ctx, PathFinish, m, progress, func() any { out = FinishReply{}; return &out })
-	return out.Mark, err
+	return out.Mark, out.Compared, err
 }
 
 func (c *AgentClient) moveStep(ctx context.Context, path string, m cells.MoveRef, progress func(cells.Progress), out func() any) error {

@@ -181,6 +181,12 @@ func (a *fakeAgent) Prepare(ctx context.Context, m cells.MoveRef, s transfer.Sou
 	return a.prepare(ctx, m, s, p)
 }
 
+// FinishProved implements transfer.Prover.
+func (a *fakeAgent) FinishProved(ctx context.Context, m cells.MoveRef, s transfer.Source, p func(cells.Progress)) (string, []cells.Comparison, error) {
+	mark, err := a.Finish(ctx, m, s, p)
+	return mark, []cells.Comparison{{Table: "item", Position: mark, Whole: true, Rows: 3, Sum: "abc"}}, err
+}
+
 func (a *fakeAgent) Finish(ctx context.Context, m cells.MoveRef, s transfer.Source, p func(cells.Progress)) (string, error) {
 	return a.finish(ctx, m, s, p)
 }

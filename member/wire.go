@@ -97,6 +97,8 @@ type MoveOrder struct {
 // FinishReply is the result of PathFinish.
 type FinishReply struct {
 	Mark string `json:"mark"`
+	// Compared is what was compared up to the mark, if the agent tells.
+	Compared []cells.Comparison `json:"compared,omitempty"`
 }
 
 // DiscardOrder is the body of PathDiscard.

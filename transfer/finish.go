@@ -12,21 +12,28 @@ import (
 
 // Finish implements Agent.
 func (v *Mover) Finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (string, error) {
+	mark, _, err := v.FinishProved(ctx, m, src, progress)
+	return mark, err
+}
+
+// FinishProved implements [Prover].
+func (v *Mover) FinishProved(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (string, []cells.Comparison, error) {
 	if err := validate(m); err != nil {
-		return "", err
+		return "", nil, err
 	}
-	var mark Position
+	var st State
 	err := v.retry(ctx, m, "finish", 10*time.Millisecond, func() (err error) {
-		mark, err = v.finish(ctx, m, src, orNone(progress))
+		st, err = v.finish(ctx, m, src, orNone(progress))
 		return err
 	}, func() bool { return false })
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
-	return string(mark), nil
+	return string(st.Mark), st.Compared, nil
 }
 
-func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (Position, error) {
+// finish returns the finished import's state.
+func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (State, error) {
 	progress(cells.Progress{Phase: "final"})
 	watch := stopwatch{last: time.Now()}
 	type opened struct {
@@ -38,7 +45,7 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 		view, err := src.Final(ctx, m)
 		final <- opened{view, err}
 	}()
-	r, mark, err := v.resume(ctx, m, src)
+	r, done, err := v.resume(ctx, m, src)
 	watch.lap("resume")
 	o := <-final
 	watch.lap("view")
@@ -47,10 +54,10 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 		defer v.wg.Go(func() { _ = o.view.Close() })
 	}
 	if err != nil {
-		return "", err
+		return State{}, err
 	}
-	if mark != "" {
-		return mark, nil
+	if done.Mark != "" {
+		return done, nil
 	}
 	defer func() {
 		_ = r.stop()
@@ -58,44 +65,46 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 		v.wg.Go(func() { <-r.ended })
 	}()
 	if o.err != nil {
-		return "", o.err
+		return State{}, o.err
 	}
 	if err := v.o.fault("final"); err != nil {
-		return "", err
+		return State{}, err
 	}
-	mark = o.view.Position()
+	mark := o.view.Position()
 	if err := r.wait(ctx, mark); err != nil {
-		return "", err
+		return State{}, err
 	}
 	watch.lap("wait")
 	if err := r.stop(); err != nil {
-		return "", err
+		return State{}, err
 	}
 	watch.lap("stop")
 	if err := v.o.fault("applied"); err != nil {
-		return "", err
+		return State{}, err
 	}
 	progress(cells.Progress{Phase: "verify"})
 	if err := fill(ctx, r.imp, o.view); err != nil {
-		return "", err
+		return State{}, err
 	}
 	sets, err := r.imp.Touched(ctx)
 	if err != nil {
-		return "", err
+		return State{}, err
 	}
 	watch.lap("touched")
-	if err := compare(ctx, m, r.imp, o.view, sets); err != nil {
-		return "", err
+	found, err := compare(ctx, m, r.imp, o.view, sets)
+	if err != nil {
+		return State{}, err
 	}
 	watch.lap("compare")
 	if err := v.o.fault("compared"); err != nil {
-		return "", err
+		return State{}, err
 	}
-	if err := r.imp.Finish(ctx, mark); err != nil {
-		return "", err
+	if err := r.imp.Finish(ctx, mark, compared(r.imp.State().Compared, found)); err != nil {
+		return State{}, err
 	}
+	st := r.imp.State()
 	if err := v.o.fault("finished"); err != nil {
-		return "", err
+		return State{}, err
 	}
 	watch.lap("mark")
 	v.o.log.Debug("transfer: finished", append([]any{"move", m.ID, "tenant", m.Tenant, "keys", keyCount(sets)}, watch.laps...)...)
@@ -106,31 +115,31 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 			v.o.log.Info("transfer: the capture is not released; the removal will", "move", m.ID, "tenant", m.Tenant, "err", err)
 		}
 	})
-	return mark, nil
+	return st, nil
 }
 
 // resume returns a run for the move: the one that Prepare left, or a new one; or
-// the mark if the import is finished already.
-func (v *Mover) resume(ctx context.Context, m cells.MoveRef, src Source) (*run, Position, error) {
+// the state, with its mark, if the import is finished already.
+func (v *Mover) resume(ctx context.Context, m cells.MoveRef, src Source) (*run, State, error) {
 	if r := v.take(m.ID); r != nil {
 		if r.alive() && r.call(ctx, func(imp Import) error { return imp.Lock(ctx) }) == nil {
-			return r, "", nil
+			return r, State{}, nil
 		}
 		v.end(r)
 	}
 	imp, err := v.sink.Import(ctx, m)
 	if err != nil {
-		return nil, "", err
+		return nil, State{}, err
 	}
 	st := imp.State()
 	if st.Mark != "" {
-		return nil, st.Mark, imp.Close()
+		return nil, st, imp.Close()
 	}
 	if !st.Copied || st.Verified == "" {
 		_ = imp.Close()
-		return nil, "", fmt.Errorf("%w: transfer: move %s of tenant %s is not prepared here; prepare it, or roll it back", cells.ErrNotApplicable, m.ID, m.Tenant)
+		return nil, State{}, fmt.Errorf("%w: transfer: move %s of tenant %s is not prepared here; prepare it, or roll it back", cells.ErrNotApplicable, m.ID, m.Tenant)
 	}
-	return follow(ctx, m, src, imp), "", nil
+	return follow(ctx, m, src, imp), State{}, nil
 }
 
 // stopwatch tells where the time of a cut went.

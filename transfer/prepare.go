@@ -174,13 +174,14 @@ func (p *preparing) report(table string, began time.Time, base int64) {
 func (p *preparing) verify(ctx context.Context, view View, sets []KeySet) error {
 	p.progress(cells.Progress{Phase: "verify", Total: keyCount(sets)})
 	start := time.Now()
-	if err := compare(ctx, p.m, p.imp, view, sets); err != nil {
+	found, err := compare(ctx, p.m, p.imp, view, sets)
+	if err != nil {
 		return err
 	}
 	if n := keyCount(sets); n > 0 {
 		p.perKey = time.Since(start) / time.Duration(n)
 	}
-	if err := p.imp.Verify(ctx); err != nil {
+	if err := p.imp.Verify(ctx, compared(p.imp.State().Compared, found)); err != nil {
 		return err
 	}
 	p.v.o.log.Debug("transfer: compared", "move", p.m.ID, "tenant", p.m.Tenant, "position", view.Position(), "sets", len(sets), "took", time.Since(start))

@@ -53,6 +53,9 @@ type State struct {
 	// Verified is where all rows were last compared with the source's; since then the
 	// keys that changed are remembered.
 	Verified Position `json:"verified,omitempty"`
+	// Compared is what was compared so far, for the receipt: all tables once, then the
+	// keys that changed.
+	Compared []cells.Comparison `json:"compared,omitempty"`
 	// Mark is set when Finish has verified the final state. Nothing is imported after it.
 	Mark Position `json:"mark,omitempty"`
 }
@@ -95,10 +98,10 @@ type Import interface {
 	Missing(ctx context.Context) ([]KeySet, error)
 	// Fill replaces the rows named by set by those in b, and forgets that they are missing.
 	Fill(ctx context.Context, set KeySet, b []Batch) error
-	// Verify records that all rows were compared at Applied.
-	Verify(ctx context.Context) error
-	// Finish records the mark.
-	Finish(ctx context.Context, mark Position) error
+	// Verify records that all rows were compared at Applied, and in what comparisons.
+	Verify(ctx context.Context, compared []cells.Comparison) error
+	// Finish records the mark, and the comparisons up to it.
+	Finish(ctx context.Context, mark Position, compared []cells.Comparison) error
 	// Unlock lets others import, who then overtake this one; Lock takes the right
 	// back, or fails with [ErrOvertaken].
 	Unlock(ctx context.Context) error

@@ -129,5 +129,12 @@ type Agent interface {
 	Source() Source
 }
 
+// Prover is what an [Agent] may offer besides: a Finish that also returns what was
+// compared, from the first comparison of whole tables to that of the cut. Repeating
+// it returns the same. A [Mover] does.
+type Prover interface {
+	FinishProved(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (mark string, compared []cells.Comparison, err error)
+}
+
 // PathTransfer is the prefix below which a cell's agent serves [Handler].
 const PathTransfer = "/cells/v1/transfer/"

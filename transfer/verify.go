@@ -61,10 +61,11 @@ func fill(ctx context.Context, imp Import, view View) error {
 	return nil
 }
 
-// compare digests the sets on both sides at once. The import is at the view's position.
-func compare(ctx context.Context, m cells.MoveRef, imp Import, view View, sets []KeySet) error {
+// compare digests the sets on both sides at once, and returns what was compared. The
+// import is at the view's position.
+func compare(ctx context.Context, m cells.MoveRef, imp Import, view View, sets []KeySet) ([]cells.Comparison, error) {
 	if len(sets) == 0 {
-		return nil
+		return nil, nil
 	}
 	type answer struct {
 		ds  []Digest
@@ -78,13 +79,13 @@ func compare(ctx context.Context, m cells.MoveRef, imp Import, view View, sets [
 	ours, err := imp.Digests(ctx, sets)
 	a := <-theirs
 	if a.err != nil {
-		return a.err
+		return nil, a.err
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(a.ds) != len(sets) || len(ours) != len(sets) {
-		return fmt.Errorf("transfer: asked for %d digests, got %d and %d", len(sets), len(a.ds), len(ours))
+		return nil, fmt.Errorf("transfer: asked for %d digests, got %d and %d", len(sets), len(a.ds), len(ours))
 	}
 	for i, s := range sets {
 		if a.ds[i] == ours[i] {
@@ -94,11 +95,11 @@ func compare(ctx context.Context, m cells.MoveRef, imp Import, view View, sets [
 		if !s.All {
 			what = fmt.Sprintf("%d changed keys", s.Count)
 		}
-		return fmt.Errorf("%w: table %s of tenant %s, %s at position %s: %d rows with digest %s at %s, %d rows with digest %s at %s; "+
+		return nil, fmt.Errorf("%w: table %s of tenant %s, %s at position %s: %d rows with digest %s at %s, %d rows with digest %s at %s; "+
 			"nothing was committed: roll the move back, look for writers at %s that bypass the guard and for triggers there, then move again",
 			ErrMismatch, s.Table, m.Tenant, what, view.Position(), a.ds[i].Rows, a.ds[i].Sum, m.Source, ours[i].Rows, ours[i].Sum, m.Target, m.Target)
 	}
-	return nil
+	return fold(string(view.Position()), sets, ours), nil
 }
 
 // whole names all rows of the tables.

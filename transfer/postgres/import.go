@@ -498,25 +498,25 @@ func encodeKeys(keys [][]string) [][]byte {
 	return out
 }
 
-func (i *imp) Verify(ctx context.Context) error {
+func (i *imp) Verify(ctx context.Context, compared []cells.Comparison) error {
 	for _, t := range i.cat.tables {
 		if err := i.analyze(ctx, t); err != nil {
 			return err
 		}
 	}
 	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
-		st.Verified = st.Applied
+		st.Verified, st.Compared = st.Applied, compared
 		_, err := tx.Exec(ctx, i.s.q("DELETE FROM @s.transfer_key WHERE move = $1 AND kind = 't'"), string(i.m.ID))
 		return err
 	})
 }
 
-func (i *imp) Finish(ctx context.Context, mark transfer.Position) error {
+func (i *imp) Finish(ctx context.Context, mark transfer.Position, compared []cells.Comparison) error {
 	return i.do(ctx, func(_ pgx.Tx, st *transfer.State) error {
 		if !st.Copied || st.Verified == "" {
 			return fmt.Errorf("%w: transfer/postgres: the import is not complete", cells.ErrNotApplicable)
 		}
-		st.Applied, st.Mark = mark, mark
+		st.Applied, st.Mark, st.Compared = mark, mark, compared
 		return nil
 	})
 }

@@ -521,20 +521,20 @@ func (i *imp) Fill(context.Context, transfer.KeySet, []transfer.Batch) error {
 	return fmt.Errorf("%w: transfer/sqlite: nothing is missing", cells.ErrNotApplicable)
 }
 
-func (i *imp) Verify(ctx context.Context) error {
+func (i *imp) Verify(ctx context.Context, compared []cells.Comparison) error {
 	return i.tx(ctx, func(tx *sql.Tx, st *transfer.State) error {
-		st.Verified = st.Applied
+		st.Verified, st.Compared = st.Applied, compared
 		_, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_touched WHERE move = ?", i.m.ID)
 		return err
 	})
 }
 
-func (i *imp) Finish(ctx context.Context, mark transfer.Position) error {
+func (i *imp) Finish(ctx context.Context, mark transfer.Position, compared []cells.Comparison) error {
 	return i.tx(ctx, func(_ *sql.Tx, st *transfer.State) error {
 		if !st.Copied || st.Verified == "" {
 			return fmt.Errorf("%w: transfer/sqlite: the import is not complete", cells.ErrNotApplicable)
 		}
-		st.Applied, st.Mark = mark, mark
+		st.Applied, st.Mark, st.Compared = mark, mark, compared
 		return nil
 	})
 }

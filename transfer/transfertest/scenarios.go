@@ -57,6 +57,7 @@ func (w *world) moveAll(m cells.MoveRef, src transfer.Source) map[string]string 
 	if mark == "" {
 		w.tb.Fatalf("no mark")
 	}
+	w.proved(v, m, mark)
 	rows := w.same()
 	w.commit(m)
 	w.gone(w.a)
@@ -125,8 +126,9 @@ func testUnderWrites(tb TB, h Harness) {
 		tb.Errorf("progress had phases %v", phases)
 	}
 	l.reach(100)
-	_, err = w.cut(v, m, w.a.Source())
+	mark, err := w.cut(v, m, w.a.Source())
 	w.must(err)
+	w.proved(v, m, mark)
 	l.end()
 	rows := w.same()
 	l.kept(rows)
