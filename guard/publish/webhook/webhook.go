@@ -19,6 +19,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/guard/publish"
 )
 
 // Headers of a request.
@@ -59,6 +60,9 @@ type Config struct {
 	Keys []Key
 	// Timeout bounds one request; 0 means 15 s.
 	Timeout time.Duration
+	// Settle bounds the wait for the answer to a request that is under way when the
+	// tenant is paused; [publish.DefaultSettle].
+	Settle time.Duration
 	// PublicOnly refuses to connect to addresses that are not public.
 	PublicOnly bool
 	// Client sends the requests; nil means one of its own. Redirects are never
@@ -73,6 +77,7 @@ type Publisher struct {
 	url     string
 	keys    []Key
 	timeout time.Duration
+	settle  time.Duration
 	client  *http.Client
 	now     func() time.Time
 
@@ -98,12 +103,15 @@ func New(cfg Config) (*Publisher, error) {
 		return bad("a public key cannot sign webhooks")
 	case len(cfg.Keys) > maxSignatures:
 		return bad("too many webhook keys")
-	case cfg.Timeout < 0:
+	case cfg.Timeout < 0 || cfg.Settle < 0:
 		return bad("negative webhook timeout")
 	case cfg.PublicOnly && cfg.Client != nil:
 		return bad("addresses can be checked only in a client of the publisher's own")
 	}
-	p := &Publisher{url: cfg.URL, keys: slices.Clone(cfg.Keys), timeout: cfg.Timeout, now: cfg.Now}
+	p := &Publisher{url: cfg.URL, keys: slices.Clone(cfg.Keys), timeout: cfg.Timeout, settle: cfg.Settle, now: cfg.Now}
+	if p.settle == 0 {
+		p.settle = publish.DefaultSettle
+	}
 	if p.timeout == 0 {
 		p.timeout = 15 * time.Second
 	}
@@ -163,6 +171,9 @@ func (p *Publisher) blocked() error {
 var errThrottled = errors.New("the webhook's receiver has asked for a pause")
 
 func (p *Publisher) post(ctx context.Context, e guard.Event) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if err := p.blocked(); err != nil {
 		return err
 	}
@@ -173,7 +184,9 @@ func (p *Publisher) post(ctx context.Context, e guard.Event) error {
 	if e.ID == "" || strings.ContainsAny(e.ID, ". \r\n") {
 		return fmt.Errorf("%w: the id of event %d cannot be signed", cells.ErrInvalid, e.Seq)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout, errTimeout)
+	settling, settled := publish.Settle(ctx, p.settle)
+	defer settled()
+	ctx, cancel := context.WithTimeoutCause(settling, p.timeout, errTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url, bytes.NewReader(body))
 	if err != nil {
