@@ -101,7 +101,8 @@ func startIn(t *testing.T, dir string, cfg fleet.Config, more ...func(*fleet.Opt
 		_ = os.RemoveAll(dir)
 	})
 	cfg.Listen = "127.0.0.1:0"
-	cfg.Service.Command = []string{filepath.Join(bin, "memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}
+	// What a test gives are further arguments.
+	cfg.Service.Command = append([]string{filepath.Join(bin, "memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}, cfg.Service.Command...)
 	halt, trace := filepath.Join(dir, "halt"), filepath.Join(dir, "trace.jsonl")
 	o := fleet.Options{Dir: filepath.Join(dir, "state"), Cell: filepath.Join(bin, "cell"), Log: slog.New(slog.DiscardHandler), PostgresNoSync: true,
 		DirectoryArgs: []string{"--halt-file", halt, "--trace", trace, "--clock-file", filepath.Join(dir, "clock")}}

@@ -11,14 +11,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/cloister-dev/cloister/guard"
-	"github.com/cloister-dev/cloister/guard/publish/webhook"
 	"github.com/cloister-dev/cloister/member"
 	"github.com/cloister-dev/cloister/services/memory"
 )
@@ -33,8 +30,10 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 	fs.StringVar(&o.admin, "admin-listen", "", "address of /livez, /readyz and /metrics; default: none")
 	fs.StringVar(&o.store, "store", "sqlite", "sqlite or postgres")
 	fs.StringVar(&o.dsn, "dsn", "memory.db", "the SQLite file, or the Postgres URL")
-	fs.StringVar(&o.webhook, "webhook", "", "publish the tenants' events to this URL, in order")
-	fs.StringVar(&o.webhookKey, "webhook-key-file", "", "file with the key that webhooks are signed with")
+	fs.StringVar(&o.publish.target, "publish", "", "publish the tenants' events, in order: nats://host:port/STREAM?create=true, kafka://host:port/TOPIC, or https:// for webhooks")
+	fs.StringVar(&o.publish.keyFile, "publish-key-file", "", "file with what --publish needs: webhook keys, one a line (whsec_..., whsk_...); NATS credentials; Kafka's user and password in two lines")
+	fs.StringVar(&o.publish.caFile, "publish-ca-file", "", "file with the certificates that the broker's is checked against; default: the system's")
+	fs.BoolVar(&o.publish.publicOnly, "publish-public-only", false, "refuse webhooks to addresses that are not public")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "usage: memory [flags]\n\nServe the agent-memory API. With CELL_ variables in the environment it is a process of\nthat cell; without them an ordinary service, with the tenant in the X-Tenant header.\n\n")
@@ -63,8 +62,9 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 }
 
 type options struct {
-	listen, admin, store, dsn, webhook, webhookKey string
-	verbose                                        bool
+	listen, admin, store, dsn string
+	publish                   publishing
+	verbose                   bool
 }
 
 func run(ctx context.Context, o options, log *slog.Logger) (err error) {
@@ -81,10 +81,11 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	relay, err := o.relay(store, log)
+	relay, closePublisher, err := o.publish.relay(store, log)
 	if err != nil {
 		return err
 	}
+	defer closePublisher()
 	ln, err := net.Listen("tcp", o.listen)
 	if err != nil {
 		return err
@@ -118,26 +119,6 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	return errors.Join(err, m.Close(end))
-}
-
-// relay returns what publishes the outbox, or nil when nobody wants it.
-func (o *options) relay(store *memory.Store, log *slog.Logger) (member.Runner, error) {
-	if o.webhook == "" {
-		return nil, nil
-	}
-	key, err := os.ReadFile(o.webhookKey)
-	if err != nil {
-		return nil, fmt.Errorf("--webhook needs --webhook-key-file: %w", err)
-	}
-	keys, err := webhook.ParseKeys(string(key))
-	if err != nil {
-		return nil, err
-	}
-	pub, err := webhook.New(webhook.Config{URL: o.webhook, Keys: keys})
-	if err != nil {
-		return nil, err
-	}
-	return guard.NewRelay(guard.RelayConfig{Store: store.Guard(), Publisher: pub, Logger: log})
 }
 
 func alive() http.Handler {
