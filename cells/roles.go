@@ -149,6 +149,20 @@ type Finding struct {
 	Message  string `json:"message"`
 	Fix      string `json:"fix"`
 	Blocking bool   `json:"blocking"`
+	// Note: good to know; nothing is lost or broken, and nothing has to be done.
+	Note bool `json:"note,omitempty"`
+}
+
+// Severity is "blocking": the move is refused; "warning": something may be lost or
+// break unless the fix is made; or "note".
+func (f Finding) Severity() string {
+	switch {
+	case f.Blocking:
+		return "blocking"
+	case f.Note:
+		return "note"
+	}
+	return "warning"
 }
 
 // Prediction is what a prepared move expects of its cut.
@@ -169,4 +183,6 @@ type Progress struct {
 	Bytes int64  `json:"bytes"`
 	// Left is the estimated time left; 0 when unknown.
 	Left time.Duration `json:"left,omitempty"`
+	// Waiting is what the step waits for, for people; "" while it goes on.
+	Waiting string `json:"waiting,omitempty"`
 }

@@ -23,6 +23,18 @@ var (
 	// ErrTooLarge: a row or a frame is above the bound. Returned by the client and
 	// the server of the wire protocol; wraps [cells.ErrInvalid].
 	ErrTooLarge = fmt.Errorf("%w: transfer: larger than a frame may be", cells.ErrInvalid)
+	// ErrCaptureLost: the source has lost changes that the move needs, with the slot that
+	// kept them. Returned by Source.Changes; wraps [cells.ErrUnavailable]: a copy starts
+	// over, a cut is given up.
+	ErrCaptureLost = fmt.Errorf("%w: transfer: changes of the move were lost", cells.ErrUnavailable)
+	// ErrRetention: keeping the changes of the move takes more than it may, or more than
+	// the server keeps. Returned by the methods of Source; wraps [cells.ErrInvalid]: the
+	// move must be rolled back.
+	ErrRetention = fmt.Errorf("%w: transfer: too much is kept for the move", cells.ErrInvalid)
+	// ErrSchemaChanged: a listed table of one of the cells has changed its shape since
+	// the move began; see [Shape]. Returned by the methods of Source, View and Import;
+	// wraps [cells.ErrInvalid]: the move must be rolled back.
+	ErrSchemaChanged = fmt.Errorf("%w: transfer: the schema has changed", cells.ErrInvalid)
 )
 
 // kinds are the errors that keep their meaning over the wire, most special first.
@@ -31,9 +43,12 @@ var kinds = []struct {
 	err  error
 }{
 	{"view_lost", ErrViewLost},
+	{"capture_lost", ErrCaptureLost},
+	{"retention", ErrRetention},
 	{"overtaken", ErrOvertaken},
 	{"mismatch", ErrMismatch},
 	{"too_large", ErrTooLarge},
+	{"schema_changed", ErrSchemaChanged},
 	{"stale_order", cells.ErrStaleOrder},
 	{"fenced", cells.ErrFenced},
 	{"not_found", cells.ErrNotFound},
@@ -72,4 +87,9 @@ func (e *wireError) Unwrap() error {
 // retryable reports whether the same step may succeed if it is begun again.
 func retryable(err error) bool {
 	return errors.Is(err, cells.ErrUnavailable) || errors.Is(err, guard.ErrContended) || errors.Is(err, guard.ErrCommitUnknown)
+}
+
+// fatal reports whether the move cannot go on after err, whatever else happens.
+func fatal(err error) bool {
+	return errors.Is(err, ErrSchemaChanged) || errors.Is(err, ErrRetention)
 }

@@ -4,6 +4,7 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -24,6 +25,10 @@ func (v *Mover) FinishProved(ctx context.Context, m cells.MoveRef, src Source, p
 	var st State
 	err := v.retry(ctx, m, "finish", 10*time.Millisecond, func() (err error) {
 		st, err = v.finish(ctx, m, src, orNone(progress))
+		if errors.Is(err, ErrCaptureLost) {
+			// Copying again is no part of a cut.
+			err = fmt.Errorf("%w: transfer: move %s cannot be finished: %s", cells.ErrNotApplicable, m.ID, err.Error())
+		}
 		return err
 	}, func() bool { return false })
 	if err != nil {

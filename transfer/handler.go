@@ -35,6 +35,8 @@ type request struct {
 	After []byte        `json:"after,omitempty"`
 	From  Position      `json:"from,omitempty"`
 	Sets  []KeySet      `json:"sets,omitempty"`
+	// Limits are those of a check.
+	Limits *Limits `json:"limits,omitempty"`
 }
 
 // reply is the body of every answer that is not a stream, but a survey's.
@@ -42,6 +44,7 @@ type reply struct {
 	Position Position `json:"position,omitempty"`
 	View     string   `json:"view,omitempty"`
 	Digests  []Digest `json:"digests,omitempty"`
+	Health   *Health  `json:"health,omitempty"`
 }
 
 // Handler serves a Source to the agents of other cells, below [PathTransfer].
@@ -120,6 +123,13 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, reply{Position: pos}, err)
 	case "applied":
 		s.answer(w, reply{}, s.source.Applied(ctx, q.Move, q.From))
+	case "check":
+		var l Limits
+		if q.Limits != nil {
+			l = *q.Limits
+		}
+		h, err := s.source.Check(ctx, q.Move, l)
+		s.answer(w, reply{Health: &h}, err)
 	case "release":
 		s.drop(func(h *heldView) bool { return h.move == q.Move.ID })
 		s.answer(w, reply{}, s.source.Release(ctx, q.Move))

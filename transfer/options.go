@@ -21,13 +21,14 @@ type options struct {
 	lag       time.Duration
 	touched   int64
 	steps     time.Duration
+	check     time.Duration
 	log       *slog.Logger
 	faults    func(point string) error
 }
 
 func defaults() options {
 	return options{batchRows: 5000, viewAge: 10 * time.Minute, follow: time.Minute, lag: 60 * time.Millisecond,
-		touched: 2000, steps: 25 * time.Millisecond, log: slog.New(slog.DiscardHandler)}
+		touched: 2000, steps: 25 * time.Millisecond, check: 2 * time.Second, log: slog.New(slog.DiscardHandler)}
 }
 
 // WithRowsPerSecond throttles copies and removals; 0, the default, is unlimited.
@@ -57,6 +58,10 @@ func WithTouchedLimit(n int64) Option { return func(o *options) { o.touched = n 
 // WithStepCost is the time that the steps of a cut outside this package take
 // together; it is added to predictions. Default 25 ms.
 func WithStepCost(d time.Duration) Option { return func(o *options) { o.steps = d } }
+
+// WithCheckEvery is how often a move that is being prepared looks at what it costs, and
+// what it waits for; see [Limits] and [Health]. Default 2 s.
+func WithCheckEvery(d time.Duration) Option { return func(o *options) { o.check = d } }
 
 // WithLogger sets the log; default none.
 func WithLogger(l *slog.Logger) Option { return func(o *options) { o.log = l } }

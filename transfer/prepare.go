@@ -5,6 +5,7 @@ package transfer
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -24,6 +25,7 @@ type preparing struct {
 	bytes    int64
 	pace     pacer
 	progress func(cells.Progress)
+	watch    *watch
 	// perKey is the measured cost of comparing one key; 0 when not measured.
 	perKey time.Duration
 }
@@ -36,12 +38,21 @@ func (v *Mover) Prepare(ctx context.Context, m cells.MoveRef, src Source, progre
 	if r := v.take(m.ID); r != nil {
 		v.end(r)
 	}
-	p := &preparing{v: v, m: m, src: src, pace: v.o.pacer(ctx), progress: orNone(progress)}
+	if err := limitsOf(ctx).Validate(); err != nil {
+		return cells.Prediction{}, err
+	}
+	p := &preparing{v: v, m: m, src: src, pace: v.o.pacer(ctx)}
+	var mu sync.Mutex // of whoever reports
+	p.progress = func(pr cells.Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		orNone(progress)(pr)
+	}
 	var out cells.Prediction
 	var last, now Position
 	var lastRows, rows int64
 	err := v.retry(ctx, m, "prepare", 50*time.Millisecond, func() (err error) {
-		out, err = p.attempt(ctx)
+		out, err = p.watched(ctx)
 		if p.imp != nil {
 			st := p.imp.State()
 			now, rows = st.Applied, 0
@@ -60,10 +71,22 @@ func (v *Mover) Prepare(ctx context.Context, m cells.MoveRef, src Source, progre
 	return out, err
 }
 
-func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err error) {
+// watched is an attempt that ends with what its watch has found, if that ended it.
+func (p *preparing) watched(ctx context.Context) (cells.Prediction, error) {
 	if err := p.v.sink.Stale(ctx, p.m); err != nil {
-		return out, err
+		return cells.Prediction{}, err
 	}
+	wctx, w := p.watching(ctx)
+	defer w.end()
+	p.watch = w
+	out, err := p.attempt(wctx)
+	if cause := context.Cause(wctx); err != nil && cause != nil && ctx.Err() == nil {
+		err = cause
+	}
+	return out, err
+}
+
+func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err error) {
 	ours, err := p.v.sink.Survey(ctx, p.m.Tenant)
 	if err != nil {
 		return out, err
@@ -86,8 +109,8 @@ func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err erro
 	if err := p.v.o.fault("claimed"); err != nil {
 		return out, err
 	}
-	start, err := p.src.Begin(ctx, p.m)
-	if err != nil {
+	var start Position
+	if err := p.watch.wait(func() (err error) { start, err = p.src.Begin(ctx, p.m); return err }); err != nil {
 		return out, err
 	}
 	if err := p.v.o.fault("captured"); err != nil {
@@ -110,7 +133,7 @@ func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err erro
 // copy opens a view, brings the import to it, copies as long as the view is young,
 // and compares both sides when everything is copied.
 func (p *preparing) copy(ctx context.Context) error {
-	view, err := p.src.View(ctx, p.m)
+	view, err := p.view(ctx)
 	if err != nil {
 		return err
 	}
@@ -129,6 +152,9 @@ func (p *preparing) copy(ctx context.Context) error {
 			continue
 		}
 		err := view.Rows(ctx, t.Name, st.After, func(b Batch) error {
+			if err := p.watch.clear(ctx); err != nil {
+				return err
+			}
 			if err := p.pace.wait(ctx, b.Count); err != nil {
 				return err
 			}
@@ -149,6 +175,11 @@ func (p *preparing) copy(ctx context.Context) error {
 		}
 	}
 	return p.verify(ctx, view, whole(p.tables))
+}
+
+func (p *preparing) view(ctx context.Context) (view View, err error) {
+	err = p.watch.wait(func() (err error) { view, err = p.src.View(ctx, p.m); return err })
+	return view, err
 }
 
 func (p *preparing) done() (n int64) {
@@ -217,6 +248,9 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 			}
 		}
 		if err == nil {
+			_, err = p.src.Check(ctx, p.m, p.watch.limits)
+		}
+		if err == nil {
 			err = r.call(ctx, func(imp Import) error { return imp.Unlock(ctx) })
 		}
 		if err != nil {
@@ -238,7 +272,7 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 
 // recheck compares the keys that changed since the last comparison, at one position.
 func (p *preparing) recheck(ctx context.Context) error {
-	view, err := p.src.View(ctx, p.m)
+	view, err := p.view(ctx)
 	if err != nil {
 		return err
 	}

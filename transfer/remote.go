@@ -133,6 +133,15 @@ func (s *remote) Applied(ctx context.Context, m cells.MoveRef, pos Position) err
 	return err
 }
 
+func (s *remote) Check(ctx context.Context, m cells.MoveRef, l Limits) (Health, error) {
+	var r reply
+	_, err := s.call(ctx, shortCall, "check", request{Move: m, Limits: &l}, &r)
+	if err != nil || r.Health == nil {
+		return Health{}, err
+	}
+	return *r.Health, nil
+}
+
 func (s *remote) Release(ctx context.Context, m cells.MoveRef) error {
 	_, err := s.position(ctx, longCall, "release", request{Move: m})
 	return err

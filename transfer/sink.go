@@ -5,6 +5,7 @@ package transfer
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
@@ -25,8 +26,12 @@ type Sink interface {
 	// Discard removes the tenant's rows here; see [Agent.Discard].
 	Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, opts RemoveOptions) error
 	// Sweep frees what captures and imports of decided moves have left behind: those
-	// whose fence here is open at or above the move's OpenEpoch.
+	// whose fence here is open at or above the move's OpenEpoch. It ends captures for
+	// which more is kept than their limit allows.
 	Sweep(ctx context.Context) error
+	// ReplicaLag is how far the slowest standby of the server is behind; 0 without one,
+	// or if the agent may not see it.
+	ReplicaLag(ctx context.Context) (time.Duration, error)
 }
 
 // RemoveOptions bound a removal of rows.
@@ -56,6 +61,8 @@ type State struct {
 	// Compared is what was compared so far, for the receipt: all tables once, then the
 	// keys that changed.
 	Compared []cells.Comparison `json:"compared,omitempty"`
+	// Shape is that of the sink's tables when the import was begun.
+	Shape Shape `json:"shape,omitempty"`
 	// Mark is set when Finish has verified the final state. Nothing is imported after it.
 	Mark Position `json:"mark,omitempty"`
 }
@@ -72,7 +79,8 @@ type TableState struct {
 // the fence here is closed at exactly m.CloseEpoch() by m, that the import is not
 // finished and that no other process has taken it over; it fails with
 // [cells.ErrStaleOrder] or [ErrOvertaken] otherwise and writes nothing. Used by one
-// goroutine at a time.
+// goroutine at a time. Sink.Import, Verify, Unlock and Finish fail with
+// [ErrSchemaChanged] if a listed table is not what it was when the import was begun.
 type Import interface {
 	// State returns a copy of how far the import is.
 	State() State

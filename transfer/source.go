@@ -12,6 +12,9 @@ import (
 // channel by the target's agent. It never changes a row of the service. Safe for
 // concurrent use; one move has one reader of Changes at a time: a later call ends
 // an earlier one.
+//
+// Begin, View, Final, Changes and Check fail with [ErrSchemaChanged] if a listed table is
+// not what it was when the capture was begun.
 type Source interface {
 	// Survey describes the tenant's rows here.
 	Survey(ctx context.Context, tenant cells.TenantID) (Survey, error)
@@ -38,6 +41,11 @@ type Source interface {
 	// Applied tells the source that the target holds everything up to pos durably:
 	// what was kept for it may be freed.
 	Applied(ctx context.Context, m cells.MoveRef, pos Position) error
+	// Check says what the move costs here and fails if it may not go on: with
+	// [ErrSchemaChanged], or with [ErrRetention] if more is kept for it than the limits
+	// allow. The source remembers the limits, and enforces them in Sweep when nobody
+	// asks. [cells.ErrNotApplicable] if there is no capture.
+	Check(ctx context.Context, m cells.MoveRef, l Limits) (Health, error)
 	// Release ends the capture of the move, frees what it holds and remembers that
 	// it was there until the rows are removed or another move begins. Idempotent.
 	Release(ctx context.Context, m cells.MoveRef) error

@@ -291,12 +291,8 @@ func (a *applier) remove(ctx context.Context, t *table, keys [][]string) error {
 
 // one applies a single change.
 func (a *applier) one(ctx context.Context, o op) error {
-	switch o.kind {
-	case opDelete:
+	if o.kind == opDelete {
 		return a.remove(ctx, o.t, [][]string{o.key})
-	case opTruncate:
-		_, err := a.tx.Exec(ctx, fmt.Sprintf("DELETE FROM %s AS t WHERE t.%s", o.t.sql(), o.t.where(a.i.m.Tenant)))
-		return err
 	}
 	old := o.key
 	if o.kind == opRekey {
@@ -349,9 +345,7 @@ func (a *applier) noteOps(ctx context.Context, ops []op) error {
 		if o.kind == opRekey {
 			keys[o.t] = append(keys[o.t], o.old)
 		}
-		if o.kind != opTruncate {
-			keys[o.t] = append(keys[o.t], o.key)
-		}
+		keys[o.t] = append(keys[o.t], o.key)
 	}
 	for _, t := range a.i.cat.tables {
 		if err := a.noteKeys(ctx, keyTouched, t, keys[t]); err != nil {

@@ -13,12 +13,11 @@ import (
 
 // Changes are a sequence of operations. opTable names the table of those behind it.
 const (
-	opTable    = 'T' // name
-	opInsert   = 'I' // row
-	opUpdate   = 'U' // row; the key is as before
-	opRekey    = 'K' // old key, row
-	opDelete   = 'D' // key
-	opTruncate = 'X' // all rows of the tenant
+	opTable  = 'T' // name
+	opInsert = 'I' // row
+	opUpdate = 'U' // row; the key is as before
+	opRekey  = 'K' // old key, row
+	opDelete = 'D' // key
 )
 
 // Values are a byte and, for text, a length and the text.
@@ -155,7 +154,6 @@ func (c *catalog) decode(data []byte) (ops []op, err error) {
 			}
 		case opDelete:
 			o.key, data, err = readTexts(data, len(t.keys))
-		case opTruncate:
 		default:
 			err = errShort
 		}

@@ -165,5 +165,5 @@ func (s *Store) Sweep(ctx context.Context) error {
 			err = errors.Join(err, rerr)
 		}
 	}
-	return err
+	return errors.Join(err, s.spent(ctx))
 }

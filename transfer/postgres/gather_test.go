@@ -175,20 +175,20 @@ func TestDecodeReadsWhatIsWritten(t *testing.T) {
 	b = appendText(append(b, valText), []byte("1"))
 	b = append(b, valNull)
 	b = appendText(append(b, valText), []byte("t"))
-	b = append(appendText(append(b, opTable), []byte("b")), opTruncate, opDelete)
+	b = append(appendText(append(b, opTable), []byte("b")), opDelete)
 	b = appendText(b, []byte("k\x00ey"))
 	ops, err := cat.decode(b)
-	if err != nil || len(ops) != 3 {
+	if err != nil || len(ops) != 2 {
 		t.Fatal(ops, err)
 	}
 	if o := ops[0]; o.kind != opInsert || o.t.Name != "a" || o.key[0] != "1" || !o.row[0].unchanged || o.row[2].text != nil || o.whole() {
 		t.Errorf("%+v", o)
 	}
-	if ops[1].kind != opTruncate || ops[2].key[0] != "k\x00ey" || ops[2].t.Name != "b" {
+	if ops[1].kind != opDelete || ops[1].key[0] != "k\x00ey" || ops[1].t.Name != "b" {
 		t.Errorf("%+v", ops[1:])
 	}
 	for n := range b {
-		if ops, err := cat.decode(b[:n]); err == nil && len(ops) == 3 {
+		if ops, err := cat.decode(b[:n]); err == nil && len(ops) == 2 {
 			t.Errorf("cut at %d of %d it still reads", n, len(b))
 		}
 	}

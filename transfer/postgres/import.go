@@ -126,6 +126,14 @@ func (i *imp) claim(ctx context.Context) (err error) {
 		if err := json.Unmarshal(state, &i.state); err != nil {
 			return err
 		}
+		if i.state.Shape == nil {
+			i.state.Shape = i.cat.shape
+			if _, err := tx.Exec(ctx, s.q("UPDATE @s.transfer_import SET state = jsonb_set(state, '{shape}', $2::jsonb) WHERE move = $1"), string(m.ID), i.state.Shape); err != nil {
+				return err
+			}
+		} else if err := i.state.Shape.Same(i.cat.shape, m.Target); err != nil {
+			return err
+		}
 		for name, t := range i.state.Tables {
 			i.upsert[name] = !t.Done
 		}
@@ -235,7 +243,7 @@ func (i *imp) do(ctx context.Context, f func(tx pgx.Tx, st *transfer.State) erro
 		return err
 	}
 	next := i.State()
-	return i.end(ctx, tx, next, f(tx, &next))
+	return i.explain(ctx, i.end(ctx, tx, next, f(tx, &next)))
 }
 
 func (i *imp) State() transfer.State {
@@ -258,7 +266,7 @@ func (i *imp) Restart(ctx context.Context, start transfer.Position, opts transfe
 	}
 	i.upsert = map[string]bool{}
 	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
-		*st = transfer.State{Start: start, Applied: start, Tables: map[string]transfer.TableState{}}
+		*st = transfer.State{Start: start, Applied: start, Tables: map[string]transfer.TableState{}, Shape: st.Shape}
 		_, err := tx.Exec(ctx, i.s.q("DELETE FROM @s.transfer_key WHERE move = $1"), string(i.m.ID))
 		return err
 	})
@@ -387,7 +395,7 @@ func (i *imp) flush(ctx context.Context) (err error) {
 	}
 	a := &applier{tx: i.tx, i: i, note: i.state.Verified != ""}
 	if err := a.apply(ctx, i.pending); err != nil {
-		return translate(err)
+		return i.explain(ctx, translate(err))
 	}
 	i.pending = i.pending[:0]
 	return nil
@@ -425,7 +433,7 @@ func (i *imp) Abort() {
 
 func (i *imp) Digests(ctx context.Context, sets []transfer.KeySet) ([]transfer.Digest, error) {
 	ds, err := digests(ctx, i.conn, i.cat, i.m.Tenant, sets)
-	return ds, translate(err)
+	return ds, i.explain(ctx, translate(err))
 }
 
 func (i *imp) Touched(ctx context.Context) ([]transfer.KeySet, error) {
@@ -505,6 +513,9 @@ func (i *imp) Verify(ctx context.Context, compared []cells.Comparison) error {
 		}
 	}
 	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
+		if err := i.held(ctx, tx, false); err != nil {
+			return err
+		}
 		st.Verified, st.Compared = st.Applied, compared
 		_, err := tx.Exec(ctx, i.s.q("DELETE FROM @s.transfer_key WHERE move = $1 AND kind = 't'"), string(i.m.ID))
 		return err
@@ -512,9 +523,12 @@ func (i *imp) Verify(ctx context.Context, compared []cells.Comparison) error {
 }
 
 func (i *imp) Finish(ctx context.Context, mark transfer.Position, compared []cells.Comparison) error {
-	return i.do(ctx, func(_ pgx.Tx, st *transfer.State) error {
+	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
 		if !st.Copied || st.Verified == "" {
 			return fmt.Errorf("%w: transfer/postgres: the import is not complete", cells.ErrNotApplicable)
+		}
+		if err := i.held(ctx, tx, true); err != nil {
+			return err
 		}
 		st.Applied, st.Mark, st.Compared = mark, mark, compared
 		return nil
@@ -522,6 +536,9 @@ func (i *imp) Finish(ctx context.Context, mark transfer.Position, compared []cel
 }
 
 func (i *imp) Unlock(ctx context.Context) error {
+	if err := i.held(ctx, i.conn, false); err != nil {
+		return err
+	}
 	_, err := i.conn.Exec(ctx, "SELECT pg_advisory_unlock(hashtextextended($1, 0))", importKey(i.m.Tenant))
 	return translate(err)
 }

@@ -4,6 +4,7 @@ package postgres_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -83,6 +84,10 @@ func newCell(tb transfertest.TB, id cells.CellID, o transfertest.Options) transf
 
 // reset empties the database.
 func (c *cell) reset(ctx context.Context) error {
+	var spoiled bool
+	if err := c.pool.QueryRow(ctx, "SELECT to_regclass('spoiled') IS NOT NULL").Scan(&spoiled); err != nil || spoiled {
+		return errors.Join(err, errors.New("its schema was changed"))
+	}
 	for _, q := range []string{
 		"SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database() AND active_pid IS NOT NULL",
 		"DO $$ DECLARE p text; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$",

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -57,36 +58,69 @@ func (s *Store) locked(ctx context.Context, move cells.MoveID, f func(conn *pgxp
 	return translate(err)
 }
 
-// Begin implements transfer.Source.
+// Begin implements transfer.Source. The row comes first: whatever a crash leaves
+// behind is found by it.
 func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Position, err error) {
 	err = s.locked(ctx, m.ID, func(conn *pgxpool.Conn) error {
-		start, known, released, err := s.capture(ctx, conn, m.ID)
+		c, err := s.capture(ctx, conn, m.ID)
 		if err != nil {
 			return err
 		}
-		if released {
+		if c.released {
 			return fmt.Errorf("%w: transfer/postgres: the capture of move %s was released", cells.ErrNotApplicable, m.ID)
+		}
+		if c.ended != "" {
+			return fmt.Errorf("%w: %s", transfer.ErrRetention, c.ended)
+		}
+		cat, err := s.load(ctx, conn)
+		if err != nil {
+			return err
+		}
+		if err := sameShape(c.shape, cat.shape, m.Source); err != nil {
+			return err
 		}
 		name := s.objectName(m.ID)
 		var there, good bool
 		if err := conn.QueryRow(ctx, "SELECT count(*) > 0, coalesce(bool_and(wal_status IS DISTINCT FROM 'lost'), false) FROM pg_replication_slots WHERE slot_name = $1", name).Scan(&there, &good); err != nil {
 			return err
 		}
-		if known && good {
-			pos = positionOf(start)
+		if c.start != 0 && good {
+			pos = positionOf(c.start)
 			return nil
 		}
-		// A slot without a row was left by a crash; a row whose slot is gone has missed changes.
+		if c.start != 0 && c.lost >= maxLost {
+			return fmt.Errorf("%w: the server has dropped the log of move %s %d times, by its max_slot_wal_keep_size; raise it, or move at a quieter time", transfer.ErrRetention, m.ID, c.lost+1)
+		}
+		shape, err := json.Marshal(cat.shape)
+		if err != nil {
+			return err
+		}
+		// A slot without a position was left by a crash; a position whose slot is gone has
+		// missed changes.
+		if _, err := conn.Exec(ctx, s.q("INSERT INTO @s.transfer_capture AS c (move, tenant, base, start, shape) VALUES ($1, $2, $3, '0/0', $4) "+
+			"ON CONFLICT (move) DO UPDATE SET start = '0/0', shape = EXCLUDED.shape, lost = c.lost + (c.start <> '0/0')::int"),
+			string(m.ID), string(m.Tenant), int64(m.Base), string(shape)); err != nil {
+			return err
+		}
+		if err := s.fault("row"); err != nil {
+			return err
+		}
 		if there {
 			if err := s.dropSlot(ctx, conn, name); err != nil {
 				return err
 			}
 		}
-		if err := s.publish(ctx, conn, m); err != nil {
+		if err := s.publish(ctx, conn, cat, m); err != nil {
+			return err
+		}
+		if err := s.fault("publication"); err != nil {
 			return err
 		}
 		var text string
 		if err := conn.QueryRow(ctx, "SELECT lsn::text FROM pg_create_logical_replication_slot($1, 'pgoutput')", name).Scan(&text); err != nil {
+			return err
+		}
+		if err := s.fault("slot"); err != nil {
 			return err
 		}
 		lsn, err := pglogrepl.ParseLSN(text)
@@ -94,32 +128,39 @@ func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 			return err
 		}
 		pos = positionOf(lsn)
-		_, err = conn.Exec(ctx, s.q("INSERT INTO @s.transfer_capture (move, tenant, base, start) VALUES ($1, $2, $3, $4::pg_lsn) ON CONFLICT (move) DO UPDATE SET start = EXCLUDED.start"),
-			string(m.ID), string(m.Tenant), int64(m.Base), text)
+		_, err = conn.Exec(ctx, s.q("UPDATE @s.transfer_capture SET start = $2::pg_lsn WHERE move = $1"), string(m.ID), text)
 		return err
 	})
 	return pos, err
 }
 
+// captured is the row of a capture; start is 0 until its slot is made.
+type captured struct {
+	start    pglogrepl.LSN
+	known    bool
+	released bool
+	shape    string
+	lost     int
+	ended    string // why the capture was ended here; "" if it was not
+}
+
 // capture reads the move's row.
-func (s *Store) capture(ctx context.Context, q querier, move cells.MoveID) (start pglogrepl.LSN, known, released bool, err error) {
+func (s *Store) capture(ctx context.Context, q querier, move cells.MoveID) (c captured, err error) {
 	var text string
-	err = q.QueryRow(ctx, s.q("SELECT start::text, released FROM @s.transfer_capture WHERE move = $1"), string(move)).Scan(&text, &released)
+	err = q.QueryRow(ctx, s.q("SELECT start::text, released, shape, lost, ended FROM @s.transfer_capture WHERE move = $1"), string(move)).
+		Scan(&text, &c.released, &c.shape, &c.lost, &c.ended)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, false, false, nil
+		return c, nil
 	}
 	if err == nil {
-		start, err = pglogrepl.ParseLSN(text)
+		c.known = true
+		c.start, err = pglogrepl.ParseLSN(text)
 	}
-	return start, err == nil, released, err
+	return c, err
 }
 
 // publish makes the publication, with the tables of now.
-func (s *Store) publish(ctx context.Context, conn *pgxpool.Conn, m cells.MoveRef) error {
-	c, err := s.load(ctx, conn)
-	if err != nil {
-		return err
-	}
+func (s *Store) publish(ctx context.Context, conn *pgxpool.Conn, c *catalog, m cells.MoveRef) error {
 	for _, t := range c.missing {
 		return fmt.Errorf("%w: transfer/postgres: there is no table %s", cells.ErrInvalid, t.Name)
 	}
@@ -128,7 +169,7 @@ func (s *Store) publish(ctx context.Context, conn *pgxpool.Conn, m cells.MoveRef
 		tables[i] = fmt.Sprintf("TABLE %s WHERE (%s)", t.sql(), t.where(m.Tenant))
 	}
 	name := ident(s.objectName(m.ID))
-	_, err = conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+name)
+	_, err := conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+name)
 	if err == nil {
 		_, err = conn.Exec(ctx, fmt.Sprintf("CREATE PUBLICATION %s FOR %s WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)", name, strings.Join(tables, ", ")))
 	}
@@ -145,7 +186,13 @@ func (s *Store) release(ctx context.Context, move cells.MoveID) error {
 		if _, err := conn.Exec(ctx, s.q("UPDATE @s.transfer_capture SET released = true WHERE move = $1 AND NOT released"), string(move)); err != nil {
 			return err
 		}
+		if err := s.fault("released"); err != nil {
+			return err
+		}
 		if err := s.dropSlot(ctx, conn, s.objectName(move)); err != nil {
+			return err
+		}
+		if err := s.fault("dropped"); err != nil {
 			return err
 		}
 		_, err := conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+ident(s.objectName(move)))

@@ -51,6 +51,8 @@ type Store struct {
 	schema string // quoted
 	pool   *pgxpool.Pool
 
+	faults func(point string) error // for tests; see fault
+
 	mu      sync.Mutex // guards streams
 	streams map[cells.MoveID]*stream
 }
@@ -122,6 +124,8 @@ CREATE TABLE IF NOT EXISTS @s.transfer_capture (
 	move text PRIMARY KEY, tenant text NOT NULL, base bigint NOT NULL, start pg_lsn NOT NULL, released boolean NOT NULL DEFAULT false,
 	at timestamptz NOT NULL DEFAULT now()
 );
+ALTER TABLE @s.transfer_capture ADD COLUMN IF NOT EXISTS shape text NOT NULL DEFAULT '', ADD COLUMN IF NOT EXISTS lost integer NOT NULL DEFAULT 0,
+	ADD COLUMN IF NOT EXISTS max_retained bigint NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS ended text NOT NULL DEFAULT '';
 CREATE TABLE IF NOT EXISTS @s.transfer_import (
 	move text PRIMARY KEY, tenant text NOT NULL, base bigint NOT NULL, gen bigint NOT NULL, state jsonb NOT NULL,
 	at timestamptz NOT NULL DEFAULT now()
@@ -132,7 +136,8 @@ CREATE TABLE IF NOT EXISTS @s.transfer_key (
 
 func (s *Store) install(ctx context.Context) error {
 	var there bool
-	if err := s.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", s.schema+".transfer_key").Scan(&there); err != nil || there {
+	if err := s.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL AND EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($2) AND attname = 'ended')",
+		s.schema+".transfer_key", s.schema+".transfer_capture").Scan(&there); err != nil || there {
 		return translate(err)
 	}
 	return s.tx(ctx, func(tx pgx.Tx) error {
@@ -142,6 +147,14 @@ func (s *Store) install(ctx context.Context) error {
 		_, err := tx.Exec(ctx, s.q(schema))
 		return err
 	})
+}
+
+// fault is where a test ends a step as a crash would.
+func (s *Store) fault(point string) error {
+	if s.faults == nil {
+		return nil
+	}
+	return s.faults(point)
 }
 
 // tx runs f in one transaction.

@@ -82,7 +82,7 @@ func (s *Store) changes(ctx context.Context, m cells.MoveRef, from transfer.Posi
 	if err != nil {
 		return err
 	}
-	cat, err := s.load(ctx, s.pool)
+	cat, err := s.capturedTables(ctx, s.pool, m)
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func (r *reader) open(ctx context.Context, start pglogrepl.LSN) error {
 			}
 			return err
 		case stateUndefined, stateNotReady:
-			return fmt.Errorf("%w: transfer/postgres: changes of move %s are not captured here (any more): %w", cells.ErrUnavailable, r.m.ID, err)
+			return fmt.Errorf("%w: transfer/postgres: changes of move %s are not captured here (any more): %w", transfer.ErrCaptureLost, r.m.ID, err)
 		}
 		return translate(err)
 	})
@@ -328,9 +328,11 @@ func (r *reader) handle(ctx context.Context, msg pglogrepl.Message) error {
 	case *pglogrepl.DeleteMessage:
 		return r.change(ctx, msg.RelationID, opDelete, msg.OldTuple, nil)
 	case *pglogrepl.TruncateMessage:
+		// It takes the rows of all tenants, and has asked no fence: not to be repeated at
+		// the other cell.
 		for _, id := range msg.RelationIDs {
-			if err := r.change(ctx, id, opTruncate, nil, nil); err != nil {
-				return err
+			if rel := r.rels[id]; rel != nil {
+				return transfer.SchemaChanged(r.m.Source, rel.t.Name)
 			}
 		}
 	}
@@ -354,30 +356,23 @@ func (r *reader) relation(msg *pglogrepl.RelationMessage) error {
 		// The server describes partitions too; changes come as those of their root.
 		return nil
 	}
-	find := func(name string) (int, error) {
-		at := slices.IndexFunc(msg.Columns, func(c *pglogrepl.RelationMessageColumn) bool { return c.Name == name })
-		if at < 0 {
-			// The table has changed since the reader began; a new one will read its new shape.
-			return 0, fmt.Errorf("%w: transfer/postgres: changes of table %s lack column %s", cells.ErrUnavailable, rel.t.Name, name)
-		}
-		return at, nil
+	// A description of before or after a change of the table: the shape of now is that of
+	// the capture's beginning, so it has changed in between.
+	changed := transfer.SchemaChanged(r.m.Source, rel.t.Name)
+	if len(msg.Columns) != len(rel.t.cols) {
+		return changed
 	}
 	for _, c := range rel.t.cols {
-		at, err := find(c.name)
-		if err != nil {
-			return err
+		at := slices.IndexFunc(msg.Columns, func(d *pglogrepl.RelationMessageColumn) bool {
+			return d.Name == c.name && d.DataType == c.oid && d.TypeModifier == c.mod
+		})
+		if at < 0 {
+			return changed
 		}
 		rel.at = append(rel.at, at)
 	}
-	for _, k := range rel.t.keys {
-		at, err := find(k)
-		if err != nil {
-			return err
-		}
-		rel.key = append(rel.key, at)
-	}
-	if len(msg.Columns) != len(rel.t.cols) {
-		return fmt.Errorf("%w: transfer/postgres: table %s has got columns since the reader began", cells.ErrUnavailable, rel.t.Name)
+	for _, at := range rel.t.keyAt {
+		rel.key = append(rel.key, rel.at[at])
 	}
 	r.rels[msg.RelationID] = rel
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 // table is a tenant table as this database has it.
@@ -37,6 +38,8 @@ type table struct {
 
 type column struct {
 	name, typ, base string
+	oid             uint32 // of the type
+	mod             int32
 	always          bool // GENERATED ALWAYS AS IDENTITY
 	identity        bool
 	hasSequence     bool
@@ -63,6 +66,9 @@ type catalog struct {
 	// replica: imports set session_replication_role, because foreign keys form a
 	// circle or the service has triggers; mayReplica: the role is allowed to.
 	replica, mayReplica bool
+	shape               transfer.Shape
+	// then is what was recorded for the move that load was told of.
+	then recorded
 	// loose are foreign keys that do not carry the tenant, as "table: description".
 	loose map[string][]string
 }
@@ -74,7 +80,7 @@ const relSQL = `SELECT w.at::int, c.oid, n.nspname::text, c.relname::text, c.rel
 		AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'), '{}')
 	FROM unnest($1::text[]) WITH ORDINALITY AS w(name, at) JOIN pg_class c ON c.oid = to_regclass(w.name) JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')`
 
-const colSQL = `SELECT w.at::int, a.attname::text, format_type(a.atttypid, a.atttypmod), t.typname::text, a.attgenerated <> '', a.attidentity = 'a', a.attidentity <> '',
+const colSQL = `SELECT w.at::int, a.attname::text, format_type(a.atttypid, a.atttypmod), t.typname::text, a.atttypid, a.atttypmod, a.attgenerated <> '', a.attidentity = 'a', a.attidentity <> '',
 	coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false)
 	FROM unnest($1::text[]) WITH ORDINALITY AS w(name, at) JOIN pg_attribute a ON a.attrelid = to_regclass(w.name) JOIN pg_type t ON t.oid = a.atttypid
 	LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -86,8 +92,9 @@ const fkSQL = `SELECT conrelid, confrelid, conname::text, confrelid::regclass::t
 
 const maySQL = "SELECT current_setting('is_superuser') = 'on' OR current_setting('server_version_num')::int >= 150000 AND has_parameter_privilege('session_replication_role', 'SET')"
 
-// load reads the catalog, in one exchange with the server.
-func (s *Store) load(ctx context.Context, q querier) (*catalog, error) {
+// load reads the catalog, in one exchange with the server, and, with a move, what its
+// capture has recorded of it.
+func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*catalog, error) {
 	names, tenantCols := make([]string, len(s.tables)), make([]string, len(s.tables))
 	for i, t := range s.tables {
 		names[i], tenantCols[i] = t.Name, t.TenantColumn
@@ -114,7 +121,7 @@ func (s *Store) load(ctx context.Context, q querier) (*catalog, error) {
 			var at int
 			var col column
 			var generated bool
-			if err := rows.Scan(&at, &col.name, &col.typ, &col.base, &generated, &col.always, &col.identity, &col.hasSequence); err != nil {
+			if err := rows.Scan(&at, &col.name, &col.typ, &col.base, &col.oid, &col.mod, &generated, &col.always, &col.identity, &col.hasSequence); err != nil {
 				return err
 			}
 			if t := found[at-1]; t != nil {
@@ -133,6 +140,13 @@ func (s *Store) load(ctx context.Context, q querier) (*catalog, error) {
 		}
 		return rows.Err()
 	})
+	b.Queue(shapeSQL, names).Query(func(rows pgx.Rows) (err error) {
+		c.shape, err = s.readShape(rows)
+		return err
+	})
+	for _, m := range move {
+		b.Queue(s.q(thenSQL), string(m)).QueryRow(c.then.scan)
+	}
 	b.Queue(maySQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.mayReplica) })
 	if err := q.SendBatch(ctx, b).Close(); err != nil {
 		return nil, translate(err)

@@ -90,13 +90,36 @@ func (s *Store) openView(ctx context.Context, m cells.MoveRef, at pglogrepl.LSN,
 	}
 	v := &view{s: s, m: m, at: at, conn: conn}
 	if _, err = conn.Exec(ctx, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; "+first+"; "+planning); err == nil {
-		v.cat, err = s.usables(ctx, conn)
+		v.cat, err = s.capturedTables(ctx, conn, m)
 	}
 	if err != nil {
 		_ = v.Close()
 		return nil, translate(err)
 	}
 	return v, nil
+}
+
+// capturedTables loads the catalog if it is still that of the capture.
+func (s *Store) capturedTables(ctx context.Context, q querier, m cells.MoveRef) (*catalog, error) {
+	c, err := s.load(ctx, q, m.ID)
+	if err == nil {
+		err = c.then.same(c.shape, m.Source)
+	}
+	if err == nil {
+		err = c.usable()
+	}
+	return c, err
+}
+
+// explain says that the schema has changed if that is why a read failed.
+func (v *view) explain(ctx context.Context, err error) error {
+	if code := sqlState(err); code == "" {
+		return err
+	}
+	if serr := v.s.unchanged(context.WithoutCancel(ctx), v.s.pool, v.m); errors.Is(serr, transfer.ErrSchemaChanged) {
+		return fmt.Errorf("%w: %w", serr, err)
+	}
+	return err
 }
 
 func (v *view) Position() transfer.Position { return positionOf(v.at) }
@@ -154,7 +177,7 @@ func (v *view) Rows(ctx context.Context, name string, after []byte, yield func(t
 		return l.err
 	}
 	if err != nil {
-		return v.lost(err)
+		return v.explain(ctx, v.lost(err))
 	}
 	return l.end()
 }
@@ -182,7 +205,7 @@ func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transf
 		}
 		q := fmt.Sprintf("COPY (SELECT %s FROM %s) TO STDOUT", list(t.names(), ", ", func(_ int, n string) string { return "t." + ident(n) }), from)
 		if _, err := v.conn.Conn().PgConn().CopyTo(ctx, l, q); err != nil {
-			return v.lost(errors.Join(l.err, err))
+			return v.explain(ctx, v.lost(errors.Join(l.err, err)))
 		}
 	}
 	return l.end()
@@ -190,7 +213,7 @@ func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transf
 
 func (v *view) Digests(ctx context.Context, sets []transfer.KeySet) ([]transfer.Digest, error) {
 	ds, err := digests(ctx, v.conn, v.cat, v.m.Tenant, sets)
-	return ds, v.lost(err)
+	return ds, v.explain(ctx, v.lost(err))
 }
 
 // readKeys decodes a key set.

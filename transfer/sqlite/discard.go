@@ -153,5 +153,5 @@ func (s *Store) Sweep(ctx context.Context) error {
 			}))
 		}
 	}
-	return err
+	return errors.Join(err, s.spent(ctx))
 }

@@ -111,7 +111,10 @@ func (i *imp) claim(ctx context.Context) error {
 		if err := tx.QueryRowContext(ctx, "SELECT gen, state FROM cell_transfer_import WHERE move = ?", m.ID).Scan(&i.gen, &state); err != nil {
 			return err
 		}
-		return json.Unmarshal(state, &i.state)
+		if err := json.Unmarshal(state, &i.state); err != nil {
+			return err
+		}
+		return i.begin(ctx, tx)
 	})
 }
 
@@ -166,7 +169,7 @@ func (i *imp) tx(ctx context.Context, f func(tx *sql.Tx, st *transfer.State) err
 	if err == nil {
 		i.state = next
 	}
-	return err
+	return i.explain(ctx, err)
 }
 
 // current fails if another process has taken the import over, or it is finished.
@@ -209,7 +212,7 @@ func (i *imp) Restart(ctx context.Context, start transfer.Position, opts transfe
 		if _, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_touched WHERE move = ?", i.m.ID); err != nil {
 			return err
 		}
-		*st = transfer.State{Start: start, Applied: start, Tables: map[string]transfer.TableState{}}
+		*st = transfer.State{Start: start, Applied: start, Tables: map[string]transfer.TableState{}, Shape: st.Shape}
 		return nil
 	})
 }
@@ -484,7 +487,7 @@ func (i *imp) Digests(ctx context.Context, sets []transfer.KeySet) (out []transf
 		out, err = digests(ctx, tx, i.tables, i.m.Tenant, sets)
 		return err
 	})
-	return out, err
+	return out, i.explain(ctx, err)
 }
 
 func (i *imp) Touched(ctx context.Context) (out []transfer.KeySet, err error) {
@@ -523,6 +526,9 @@ func (i *imp) Fill(context.Context, transfer.KeySet, []transfer.Batch) error {
 
 func (i *imp) Verify(ctx context.Context, compared []cells.Comparison) error {
 	return i.tx(ctx, func(tx *sql.Tx, st *transfer.State) error {
+		if err := i.held(ctx, tx); err != nil {
+			return err
+		}
 		st.Verified, st.Compared = st.Applied, compared
 		_, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_touched WHERE move = ?", i.m.ID)
 		return err
@@ -530,16 +536,22 @@ func (i *imp) Verify(ctx context.Context, compared []cells.Comparison) error {
 }
 
 func (i *imp) Finish(ctx context.Context, mark transfer.Position, compared []cells.Comparison) error {
-	return i.tx(ctx, func(_ *sql.Tx, st *transfer.State) error {
+	return i.tx(ctx, func(tx *sql.Tx, st *transfer.State) error {
 		if !st.Copied || st.Verified == "" {
 			return fmt.Errorf("%w: transfer/sqlite: the import is not complete", cells.ErrNotApplicable)
+		}
+		if err := i.held(ctx, tx); err != nil {
+			return err
 		}
 		st.Applied, st.Mark, st.Compared = mark, mark, compared
 		return nil
 	})
 }
 
-func (i *imp) Unlock(context.Context) error {
+func (i *imp) Unlock(ctx context.Context) error {
+	if err := i.held(ctx, i.s.read); err != nil {
+		return err
+	}
 	i.lock.unlock()
 	i.lock = nil
 	return nil

@@ -5,6 +5,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -25,21 +26,40 @@ func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 	err = s.tx(ctx, func(tx *sql.Tx) error {
 		var start uint64
 		var released bool
-		err := tx.QueryRowContext(ctx, "SELECT start, released FROM cell_transfer_capture WHERE move = ?", m.ID).Scan(&start, &released)
+		var shape, ended string
+		err := tx.QueryRowContext(ctx, "SELECT start, released, shape, ended FROM cell_transfer_capture WHERE move = ?", m.ID).Scan(&start, &released, &shape, &ended)
 		switch {
+		case err == nil && !released && ended != "":
+			return fmt.Errorf("%w: %s", transfer.ErrRetention, ended)
+		case err == nil && !released:
+			// Whether the triggers are still there is to be seen before they are made anew.
+			pos = transfer.MakePosition(start)
+			return s.unchanged(ctx, tx, shape, m)
 		case err == nil && released:
 			return fmt.Errorf("%w: transfer/sqlite: the capture of move %s was released", cells.ErrNotApplicable, m.ID)
-		case errors.Is(err, sql.ErrNoRows):
-			if start, err = head(ctx, tx); err != nil {
-				return err
-			}
-			_, err = tx.ExecContext(ctx, "INSERT INTO cell_transfer_capture (move, tenant, base, start) VALUES (?, ?, ?, ?)", m.ID, m.Tenant, int64(m.Base), start)
+		case !errors.Is(err, sql.ErrNoRows):
+			return err
 		}
+		if start, err = head(ctx, tx); err != nil {
+			return err
+		}
+		if err := s.pin(ctx, tx); err != nil {
+			return err
+		}
+		if err := s.arm(ctx, tx); err != nil {
+			return err
+		}
+		now, err := s.shape(ctx, tx, true)
 		if err != nil {
 			return err
 		}
+		text, err := json.Marshal(now)
+		if err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, "INSERT INTO cell_transfer_capture (move, tenant, base, start, shape, wal) VALUES (?, ?, ?, ?, ?, ?)", m.ID, m.Tenant, int64(m.Base), start, string(text), s.walSize())
 		pos = transfer.MakePosition(start)
-		return s.arm(ctx, tx)
+		return err
 	})
 	return pos, err
 }
@@ -81,11 +101,16 @@ func (s *Store) release(ctx context.Context, tx *sql.Tx, move cells.MoveID) erro
 	if _, err := tx.ExecContext(ctx, "UPDATE cell_transfer_capture SET released = 1 WHERE move = ?", move); err != nil {
 		return err
 	}
-	if _, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_log WHERE tenant NOT IN (SELECT tenant FROM cell_transfer_capture WHERE released = 0)"); err != nil {
+	return s.disarm(ctx, tx)
+}
+
+// disarm frees what no capture needs any more.
+func (s *Store) disarm(ctx context.Context, tx *sql.Tx) error {
+	if _, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_log WHERE tenant NOT IN (SELECT tenant FROM cell_transfer_capture WHERE released = 0 AND ended = '')"); err != nil {
 		return err
 	}
 	var live bool
-	if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE released = 0)").Scan(&live); err != nil || live {
+	if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE released = 0 AND ended = '')").Scan(&live); err != nil || live {
 		return err
 	}
 	for _, t := range s.tables {
@@ -132,16 +157,6 @@ func (s *Store) Head(ctx context.Context, _ cells.MoveRef) (pos transfer.Positio
 	return pos, err
 }
 
-// captured fails unless the move's changes are being logged.
-func captured(ctx context.Context, tx *sql.Tx, m cells.MoveRef) error {
-	var live bool
-	err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ? AND released = 0)", m.ID).Scan(&live)
-	if err == nil && !live {
-		err = fmt.Errorf("%w: transfer/sqlite: changes of move %s are not captured here", cells.ErrNotApplicable, m.ID)
-	}
-	return err
-}
-
 // Changes implements transfer.Source.
 func (s *Store) Changes(ctx context.Context, m cells.MoveRef, from transfer.Position, yield func(transfer.Batch) error) error {
 	at, err := from.Number()
@@ -156,7 +171,7 @@ func (s *Store) Changes(ctx context.Context, m cells.MoveRef, from transfer.Posi
 		var now uint64
 		var out []transfer.Batch
 		err := s.reading(ctx, func(tx *sql.Tx) error {
-			if err := captured(ctx, tx, m); err != nil {
+			if err := s.captured(ctx, tx, m); err != nil {
 				return err
 			}
 			var err error

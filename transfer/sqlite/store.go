@@ -96,7 +96,8 @@ func (s *Store) Close() error {
 const schema = `
 CREATE TABLE IF NOT EXISTS cell_transfer_capture (
 	move TEXT PRIMARY KEY, tenant TEXT NOT NULL, base INTEGER NOT NULL, start INTEGER NOT NULL,
-	released INTEGER NOT NULL DEFAULT 0
+	released INTEGER NOT NULL DEFAULT 0, shape TEXT NOT NULL DEFAULT '',
+	max_retained INTEGER NOT NULL DEFAULT 0, ended TEXT NOT NULL DEFAULT '', wal INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS cell_transfer_capture_tenant ON cell_transfer_capture (tenant) WHERE released = 0;
 CREATE TABLE IF NOT EXISTS cell_transfer_log (
@@ -118,16 +119,28 @@ func (s *Store) install(ctx context.Context) error {
 	if mode != "wal" {
 		return fmt.Errorf("%w: transfer/sqlite: %s is in journal mode %s, not WAL: readers would hold up writers", cells.ErrInvalid, s.cfg.Path, mode)
 	}
+	const shaped = "SELECT EXISTS (SELECT 1 FROM pragma_table_info('cell_transfer_capture') WHERE name = 'wal')"
 	var there bool
 	err := s.reading(ctx, func(tx *sql.Tx) error {
-		return tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'cell_transfer_touched')").Scan(&there)
+		return tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'cell_transfer_touched') AND ("+shaped+")").Scan(&there)
 	})
 	if err != nil || there {
 		return err
 	}
 	return s.tx(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, schema)
-		return err
+		if _, err := tx.ExecContext(ctx, schema); err != nil {
+			return err
+		}
+		// A database of an older build.
+		if err := tx.QueryRowContext(ctx, shaped).Scan(&there); err != nil || there {
+			return err
+		}
+		for _, c := range []string{"shape TEXT NOT NULL DEFAULT ''", "max_retained INTEGER NOT NULL DEFAULT 0", "ended TEXT NOT NULL DEFAULT ''", "wal INTEGER NOT NULL DEFAULT 0"} {
+			if _, err := tx.ExecContext(ctx, "ALTER TABLE cell_transfer_capture ADD COLUMN "+c); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

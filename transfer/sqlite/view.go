@@ -50,7 +50,7 @@ func (s *Store) view(ctx context.Context, m cells.MoveRef) (transfer.View, error
 	}
 	v := &view{s: s, tx: tx, tenant: m.Tenant}
 	if v.at, err = head(ctx, tx); err == nil {
-		if err = captured(ctx, tx, m); err == nil {
+		if err = s.captured(ctx, tx, m); err == nil {
 			v.tables, err = s.usables(ctx, tx)
 		}
 	}

@@ -31,6 +31,8 @@ var checks = []check{
 	{name: "target not empty", f: testNotEmpty},
 	{name: "refused", f: testRefused},
 	{name: "throttled", f: testThrottled},
+	{name: "schema changes", f: testSchemaChanges},
+	{name: "retention", f: testRetention},
 	{name: "remote", f: testRemote},
 	{name: "remote process lost", f: testRemoteLost},
 	{name: "moved back", f: testBack},

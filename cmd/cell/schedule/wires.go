@@ -237,6 +237,11 @@ func (s farSource) Applied(ctx context.Context, m cells.MoveRef, pos transfer.Po
 	return s.reach(ctx, func(ctx context.Context, src transfer.Source) error { return src.Applied(ctx, m, pos) })
 }
 
+func (s farSource) Check(ctx context.Context, m cells.MoveRef, l transfer.Limits) (out transfer.Health, err error) {
+	err = s.reach(ctx, func(ctx context.Context, src transfer.Source) (err error) { out, err = src.Check(ctx, m, l); return err })
+	return out, err
+}
+
 func (s farSource) Release(ctx context.Context, m cells.MoveRef) error {
 	return s.reach(ctx, func(ctx context.Context, src transfer.Source) error { return src.Release(ctx, m) })
 }

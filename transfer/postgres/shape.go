@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
+)
+
+// shapeSQL hashes what a running move depends on, for each listed table. A file node
+// changes when a table is truncated or rewritten: both take rows of all tenants away
+// from the eyes of who reads an older snapshot, and TRUNCATE asks no fence. Columns
+// are counted (relnatts), so that one which came and went is noticed. Indexes are left
+// out: they may be made during a move. The guard's triggers are its own business.
+const shapeSQL = `WITH w AS (SELECT at::int, to_regclass(name)::oid AS oid FROM unnest($1::text[]) WITH ORDINALITY AS u(name, at))
+	SELECT at, md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM (
+	SELECT w.at, concat_ws(' ', 'table', t.relid::oid, coalesce(pg_relation_filenode(t.relid), 0), c.relkind, c.relpersistence, c.relreplident, c.relnatts) AS line
+		FROM w, pg_partition_tree(w.oid) t JOIN pg_class c ON c.oid = t.relid
+	UNION ALL SELECT w.at, concat_ws(' ', 'table', c.oid, coalesce(pg_relation_filenode(c.oid), 0), c.relkind, c.relpersistence, c.relreplident, c.relnatts)
+		FROM w JOIN pg_class c USING (oid)
+	UNION ALL SELECT w.at, concat_ws(' ', 'column', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attnotnull, a.attgenerated, a.attidentity)
+		FROM w JOIN pg_attribute a ON a.attrelid = w.oid WHERE a.attnum > 0 AND NOT a.attisdropped
+	UNION ALL SELECT w.at, concat_ws(' ', 'constraint', c.oid, c.contype, c.conkey::text, c.confrelid, c.confkey::text, md5(c.conbin::text))
+		FROM w JOIN pg_constraint c ON c.conrelid = w.oid
+	UNION ALL SELECT w.at, concat_ws(' ', 'trigger', g.oid, g.tgenabled)
+		FROM w JOIN pg_trigger g ON g.tgrelid = w.oid WHERE NOT g.tgisinternal AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'
+	) AS l GROUP BY at`
+
+func (s *Store) shapeNames() []string {
+	out := make([]string, len(s.tables))
+	for i, t := range s.tables {
+		out[i] = t.Name
+	}
+	return out
+}
+
+// readShape collects the rows of shapeSQL. A table that is missing has no row.
+func (s *Store) readShape(rows pgx.Rows) (transfer.Shape, error) {
+	out := transfer.Shape{}
+	for rows.Next() {
+		var at int
+		var sum string
+		if err := rows.Scan(&at, &sum); err != nil {
+			return nil, err
+		}
+		out[s.tables[at-1].Name] = sum
+	}
+	return out, rows.Err()
+}
+
+// shape is that of the tables now, or, in a transaction with a snapshot, then.
+func (s *Store) shape(ctx context.Context, q querier) (transfer.Shape, error) {
+	rows, err := q.Query(ctx, shapeSQL, s.shapeNames())
+	if err != nil {
+		return nil, translate(err)
+	}
+	defer rows.Close()
+	out, err := s.readShape(rows)
+	return out, translate(err)
+}
+
+// thenSQL reads the shape that a capture was begun with, and why the capture was
+// ended. The shape is "" for none, and for that of an older build, which has nothing to
+// compare with.
+const thenSQL = "SELECT coalesce(max(shape), ''), coalesce(max(ended), '') FROM @s.transfer_capture WHERE move = $1"
+
+// recorded is what thenSQL reads.
+type recorded struct{ shape, ended string }
+
+func (r *recorded) scan(row pgx.Row) error { return row.Scan(&r.shape, &r.ended) }
+
+// same fails if the capture was ended, or the shape is not that of its beginning.
+func (r recorded) same(now transfer.Shape, cell cells.CellID) error {
+	if r.ended != "" {
+		return fmt.Errorf("%w: %s", transfer.ErrRetention, r.ended)
+	}
+	return sameShape(r.shape, now, cell)
+}
+
+// unchanged fails unless the capture goes on and the tables are what they were when it was
+// begun.
+func (s *Store) unchanged(ctx context.Context, q querier, m cells.MoveRef) error {
+	b := &pgx.Batch{}
+	var now transfer.Shape
+	var then recorded
+	b.Queue(shapeSQL, s.shapeNames()).Query(func(rows pgx.Rows) (err error) {
+		now, err = s.readShape(rows)
+		return err
+	})
+	b.Queue(s.q(thenSQL), string(m.ID)).QueryRow(then.scan)
+	if err := q.SendBatch(ctx, b).Close(); err != nil {
+		return translate(err)
+	}
+	return then.same(now, m.Source)
+}
+
+func sameShape(text string, now transfer.Shape, cell cells.CellID) error {
+	if text == "" {
+		return nil
+	}
+	var then transfer.Shape
+	if err := json.Unmarshal([]byte(text), &then); err != nil {
+		return fmt.Errorf("transfer/postgres: recorded shape: %w", err)
+	}
+	return then.Same(now, cell)
+}
+
+// held fails unless the target's tables are what they were when the import was
+// begun. With hold they stay so until the transaction ends.
+func (i *imp) held(ctx context.Context, q querier, hold bool) error {
+	b := &pgx.Batch{}
+	if hold {
+		b.Queue("LOCK TABLE " + strings.Join(i.cat.relations(), ", ") + " IN ACCESS SHARE MODE")
+	}
+	var now transfer.Shape
+	b.Queue(shapeSQL, i.s.shapeNames()).Query(func(rows pgx.Rows) (err error) {
+		now, err = i.s.readShape(rows)
+		return err
+	})
+	if err := q.SendBatch(ctx, b).Close(); err != nil {
+		return translate(err)
+	}
+	return i.state.Shape.Same(now, i.m.Target)
+}
+
+// explain says that the schema has changed if that is why an import failed.
+func (i *imp) explain(ctx context.Context, err error) error {
+	if code := sqlState(err); err == nil || code == "" || !strings.HasPrefix(code, "42") && !strings.HasPrefix(code, "22") && !strings.HasPrefix(code, "23") && code != "0A000" {
+		return err
+	}
+	now, serr := i.s.shape(context.WithoutCancel(ctx), i.s.pool)
+	if serr != nil {
+		return err
+	}
+	if serr = i.state.Shape.Same(now, i.m.Target); serr != nil {
+		return fmt.Errorf("%w: %w", serr, err)
+	}
+	return err
+}
+
+func (c *catalog) relations() []string {
+	out := make([]string, len(c.tables))
+	for i, t := range c.tables {
+		out[i] = t.sql()
+	}
+	return out
+}
