@@ -13,6 +13,8 @@ import (
 const (
 	watchBackoffMin = 50 * time.Millisecond
 	watchBackoffMax = 5 * time.Second
+	// watchLogEvery is how often an outage of the table is logged.
+	watchLogEvery = time.Minute
 	// coldStart bounds the first read of the table when there is a snapshot to
 	// start from instead.
 	coldStart = 3 * time.Second
@@ -114,7 +116,8 @@ func (r *Router) buryVanished(seen map[TenantID]struct{}, first Revision) {
 // follow keeps the view up to date until Close.
 func (r *Router) follow() {
 	backoff := watchBackoffMin
-	listed := false // the table was listed anew, and no watch has gone on from there yet
+	listed := false    // the table was listed anew, and no watch has gone on from there yet
+	var told time.Time // when a break was last logged
 	for r.life.Err() == nil {
 		progress, err := r.watchOnce(r.life)
 		if r.life.Err() != nil {
@@ -135,8 +138,12 @@ func (r *Router) follow() {
 			}
 		}
 		r.status.broke(err)
-		r.cfg.log.Warn("cells: the watch on the routes broke; watching again",
-			"revision", r.view.revision(), "age", r.age(), "in", backoff, "err", err)
+		// An outage is told once and then once a minute, not with each attempt.
+		if progress || told.IsZero() || time.Since(told) >= watchLogEvery {
+			told = time.Now()
+			r.cfg.log.Warn("cells: the watch on the routes broke; watching again",
+				"revision", r.view.revision(), "age", r.age(), "in", backoff, "err", err)
+		}
 		t := time.NewTimer(jittered(backoff))
 		select {
 		case <-t.C:

@@ -14,7 +14,8 @@
 // however old; its age is in [Status]. That is safe: an address that has passed to
 // another process only costs an attempt, as every cell's gate checks that a
 // request was meant for it. A file that is torn, signed with another key or of a
-// newer version is refused, never half used.
+// newer version is ignored, never half used: the directory is asked, and only when
+// that cannot be reached either does the start fail.
 //
 // A directory that was started anew has heard no heartbeats yet and may name no
 // process of a cell: the addresses that the directory before it named are used

@@ -6,11 +6,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -199,8 +202,19 @@ func TestSnapshotIsNotTrustedBlindly(t *testing.T) {
 		if err := os.WriteFile(path, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Watch(t.Context(), Config{Source: &fake{down: true}, Snapshot: path, Key: key, Log: quiet}); !errors.Is(err, cells.ErrInvalid) {
+		if _, err := Watch(t.Context(), Config{Source: &fake{down: true}, Snapshot: path, Key: key, Log: quiet, Patience: time.Millisecond}); !errors.Is(err, cells.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
+		}
+		// The directory is there: the file does not matter, and is replaced.
+		up := &fake{next: make(chan *api.Topology, 1)}
+		up.next <- top("d", map[cells.CellID][]string{"a": {"http://2"}})
+		w := watch(t, Config{Source: up, Snapshot: path, Key: key})
+		if !has(w, "a", "http://2")() || w.Status().Source != SourceDirectory {
+			t.Errorf("%s: %+v", name, w.Status())
+		}
+		w.Close()
+		if s, err := read(path, key); err != nil || s.Topology.Cells[0].Upstreams[0] != "http://2" {
+			t.Errorf("%s: the snapshot was not replaced: %v", name, err)
 		}
 	}
 	if err := os.WriteFile(path, good, 0o600); err != nil {
@@ -213,6 +227,70 @@ func TestSnapshotIsNotTrustedBlindly(t *testing.T) {
 	if err != nil || len(left) != 1 {
 		t.Errorf("left over: %v %v", left, err)
 	}
+}
+
+// The admission key, which signs the snapshot, was replaced: an edge starts.
+func TestKeyRotation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "topology")
+	s := snapshot{SeenAt: time.Now(), Topology: top("d", map[cells.CellID][]string{"a": {"http://1"}})}
+	if err := write(path, key, s); err != nil {
+		t.Fatal(err)
+	}
+	fresh := []byte("fedcba9876543210")
+	up := &fake{next: make(chan *api.Topology, 1)}
+	up.next <- top("d", map[cells.CellID][]string{"a": {"http://1"}})
+	watch(t, Config{Source: up, Snapshot: path, Key: fresh}).Close()
+	w := watch(t, Config{Source: &fake{down: true}, Snapshot: path, Key: fresh})
+	if !has(w, "a", "http://1")() {
+		t.Fatalf("%+v", w.Status())
+	}
+}
+
+// counter counts the records of a log.
+type counter struct {
+	slog.Handler
+	n atomic.Int64
+}
+
+func (c *counter) Enabled(context.Context, slog.Level) bool { return true }
+func (c *counter) Handle(context.Context, slog.Record) error {
+	c.n.Add(1)
+	return nil
+}
+
+func TestOutageIsLoggedOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{next: make(chan *api.Topology, 1)}
+		f.next <- top("d", map[cells.CellID][]string{"a": {"http://1"}})
+		lines := &counter{}
+		w, err := Watch(t.Context(), Config{Source: &failing{f: f}, Log: slog.New(lines)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		f.next <- nil
+		<-time.After(5*time.Minute + time.Second)
+		breaks := w.Status().Breaks
+		if got := lines.n.Load(); got < 5 || got > 7 || breaks < 30 {
+			t.Fatalf("%d lines in five minutes of %d breaks", got, breaks)
+		}
+	})
+}
+
+// failing is a directory that is down, with another error each time, once f broke.
+type failing struct {
+	f    *fake
+	fell bool
+	n    int
+}
+
+func (f *failing) WatchTopology(ctx context.Context, do func(*api.Topology) error) error {
+	if f.fell {
+		f.n++
+		return fmt.Errorf("dial from port %d: refused", f.n)
+	}
+	f.fell = true
+	return f.f.WatchTopology(ctx, do)
 }
 
 func FuzzDecode(f *testing.F) {

@@ -46,6 +46,9 @@ type Config struct {
 	Log *slog.Logger
 }
 
+// logEvery is how often an outage of the directory is logged.
+const logEvery = time.Minute
+
 // Watcher follows a directory. Make one with [Watch].
 type Watcher struct {
 	cfg     Config
@@ -76,9 +79,11 @@ var _ View = (*Watcher)(nil)
 // Watch starts to follow the directory. It returns once there is a topology: from
 // the directory or, when that cannot be reached or lets wait for longer than
 // Patience, from the snapshot. Without a snapshot it tries until ctx ends, which
-// bounds that wait only. Errors: [cells.ErrInvalid] for a bad configuration or a
-// snapshot that is not to be trusted, [cells.ErrUnavailable] when there is neither
-// directory nor snapshot. The caller closes the watcher.
+// bounds that wait only. A snapshot that is not to be trusted (torn, or signed with
+// another key) is logged and ignored; it is replaced once the directory answers.
+// Errors: [cells.ErrInvalid] for a bad configuration, or for such a snapshot when
+// the directory does not answer within Patience either; [cells.ErrUnavailable] when
+// there is neither directory nor snapshot. The caller closes the watcher.
 func Watch(ctx context.Context, cfg Config) (*Watcher, error) {
 	if cfg.Snapshot != "" && len(cfg.Key) < minKeyLength {
 		return nil, fmt.Errorf("%w: topology: the snapshot key has %d bytes, want at least %d", cells.ErrInvalid, len(cfg.Key), minKeyLength)
@@ -100,15 +105,15 @@ func Watch(ctx context.Context, cfg Config) (*Watcher, error) {
 		cfg.Log = slog.Default()
 	}
 	w := &Watcher{cfg: cfg, born: time.Now(), done: make(chan struct{}), first: make(chan struct{})}
+	var bad error // why the snapshot cannot be used
 	if cfg.Snapshot != "" {
-		// Looked at before it is needed: a file that is not to be trusted is found at a
-		// start that somebody watches, not in an outage.
 		s, err := read(cfg.Snapshot, cfg.Key)
 		switch {
 		case err == nil:
 			w.view.Store(newView(s.Topology, nil, SourceSnapshot, max(0, time.Since(s.SeenAt))))
 		case !errors.Is(err, fs.ErrNotExist):
-			return nil, err
+			bad = err
+			cfg.Log.Warn("topology: the snapshot is not used; waiting for the directory", "err", err)
 		}
 	}
 	life, stop := context.WithCancel(context.Background())
@@ -118,12 +123,14 @@ func Watch(ctx context.Context, cfg Config) (*Watcher, error) {
 	last := fmt.Errorf("%w: no answer from the directory yet", cells.ErrUnavailable)
 	patience := time.NewTimer(cfg.Patience)
 	defer patience.Stop()
+	over := false // patience
 	for {
 		select {
 		case <-w.first:
 			return w, nil
 		case last = <-failed:
 		case <-patience.C:
+			over = true
 		case <-ctx.Done():
 			last = fmt.Errorf("%w (%w)", last, context.Cause(ctx))
 		}
@@ -134,9 +141,12 @@ func Watch(ctx context.Context, cfg Config) (*Watcher, error) {
 				cfg.Log.Warn("topology: the directory cannot be reached; going on from the snapshot", "age", st.Age.Round(time.Second), "err", last)
 			}
 			return w, nil
+		case over && bad != nil:
+			w.Close()
+			return nil, fmt.Errorf("topology: the directory cannot be reached (%w) and the snapshot cannot be used: %w", last, bad)
 		case ctx.Err() != nil:
 			w.Close()
-			return nil, fmt.Errorf("topology: %w", last)
+			return nil, fmt.Errorf("topology: %w", errors.Join(last, bad))
 		}
 	}
 }
@@ -152,6 +162,7 @@ func (w *Watcher) follow(life context.Context, failed chan<- error) {
 	defer close(w.done)
 	const least, most = 100 * time.Millisecond, 5 * time.Second
 	pause := least
+	var told time.Time // when a break was last logged
 	for {
 		got, err := w.stream(life)
 		if life.Err() != nil {
@@ -159,10 +170,11 @@ func (w *Watcher) follow(life context.Context, failed chan<- error) {
 		}
 		w.mu.Lock()
 		w.breaks++
-		news := w.last != err.Error()
 		w.last = err.Error()
 		w.mu.Unlock()
-		if news {
+		// An outage is told once and then once a minute, not with each attempt.
+		if got || told.IsZero() || time.Since(told) >= logEvery {
+			told = time.Now()
 			w.cfg.Log.Warn("topology: the stream from the directory broke; the last known topology stays in use", "err", err)
 		}
 		select {
