@@ -440,6 +440,16 @@ func (a *Admission) endLocked(cause *Answer) {
 	a.forceLater()
 }
 
+// endedBy returns why the gate has cancelled the stream, or nil.
+func (a *Admission) endedBy() *Answer {
+	a.gate.mu.Lock()
+	defer a.gate.mu.Unlock()
+	if a.long == nil {
+		return nil
+	}
+	return a.long.ended
+}
+
 // forceLater starts the grace. The caller holds gate.mu.
 func (a *Admission) forceLater() {
 	if l := a.long; l.force != nil && l.ended != nil && l.forcing == nil && !a.done {

@@ -62,7 +62,9 @@ func IsStream(r *http.Request) bool {
 //
 // A hijacked connection is in flight until it is closed. A stream whose gate has
 // closed has the grace of [WithStreamGrace] to end; then a hijacked connection is
-// closed, and reading the request's body fails.
+// closed, a WebSocket with status 1012 (service restart), and reading the request's
+// body fails. A response that the gate has ended has the trailer Cell-Stream-End, so
+// that a client can tell it from a whole one.
 //
 // router is where gates decides from; a nil one stands for it. Without gates, in a
 // process that runs without cells, requests pass as they are.
@@ -101,7 +103,8 @@ func (g *Gates) serveHTTP(w http.ResponseWriter, r *http.Request, next http.Hand
 		g.refuseHTTP(w, r, AnswerOf(err))
 		return
 	}
-	rw := &admittedWriter{responseWriter: responseWriter{w: w}, admission: a, cell: string(g.cell), epoch: strconv.FormatUint(uint64(a.Epoch), 10)}
+	rw := &admittedWriter{responseWriter: responseWriter{w: w}, admission: a, cell: string(g.cell), epoch: strconv.FormatUint(uint64(a.Epoch), 10),
+		websocket: stream && strings.EqualFold(r.Header.Get("Upgrade"), "websocket")}
 	rw.prepare = rw.stamp
 	defer rw.finish()
 	ctx := &requestContext{Context: r.Context(), writer: rw}

@@ -34,6 +34,8 @@ func (w *responseWriter) clean() {
 		h.Set(HeaderAnswer, string(w.answer))
 	}
 	h.Del(http.TrailerPrefix + HeaderAnswer)
+	h.Del(HeaderStreamEnd)
+	h.Del(http.TrailerPrefix + HeaderStreamEnd)
 	if w.prepare != nil {
 		w.prepare(h)
 	}
@@ -83,6 +85,8 @@ func (w *responseWriter) end() {
 	h := w.w.Header()
 	h.Del(HeaderAnswer)
 	h.Del(http.TrailerPrefix + HeaderAnswer)
+	h.Del(HeaderStreamEnd)
+	h.Del(http.TrailerPrefix + HeaderStreamEnd)
 }
 
 // unguardedWriter is for requests that pass without an admission.
@@ -97,6 +101,7 @@ type admittedWriter struct {
 	responseWriter
 	admission   *Admission
 	cell, epoch string
+	websocket   bool // the request asks for one
 
 	mu       sync.Mutex // guards below
 	conn     *hijackedConn
@@ -124,9 +129,37 @@ func (w *admittedWriter) finish() {
 	w.mu.Unlock()
 	if w.conn == nil {
 		w.end()
+		w.markEnd()
 	}
 	if !open {
 		w.admission.Done()
+	}
+}
+
+// markEnd tells the client that the gate has ended the response, in a trailer if it
+// has begun. A response of a known length has no trailers, and needs none.
+func (w *admittedWriter) markEnd() {
+	closed := w.admission.endedBy()
+	if closed == nil {
+		return
+	}
+	name := HeaderStreamEnd
+	if w.wrote {
+		name = http.TrailerPrefix + name
+	}
+	w.w.Header().Set(name, string(closed.Code))
+}
+
+// serviceRestart is a WebSocket's close frame with status 1012, as a server sends it.
+var serviceRestart = []byte{0x88, 0x02, 0x03, 0xf4}
+
+// sayGoodbye tells a WebSocket's client to connect again, where its handler did not.
+// If the handler stands in the middle of a frame, the client sees a broken one, as it
+// would without.
+func (w *admittedWriter) sayGoodbye(c net.Conn) {
+	if w.websocket {
+		_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		_, _ = c.Write(serviceRestart)
 	}
 }
 
@@ -137,6 +170,9 @@ func (w *admittedWriter) forceEnd() {
 	defer w.mu.Unlock()
 	switch {
 	case w.conn != nil:
+		if !w.conn.closed {
+			w.sayGoodbye(w.conn.Conn)
+		}
 		_ = w.conn.Conn.Close() // its owner finds out, and closes it too
 	case !w.returned:
 		w.forced = true

@@ -34,6 +34,10 @@ const (
 	// HeaderAnswer is the code of an answer that the platform itself gives. A
 	// service's own answers never carry it.
 	HeaderAnswer = "Cell-Answer"
+	// HeaderStreamEnd is a trailer of an HTTP response that was still being written when
+	// the tenant's gate closed, with the code of the answer that ended it: what came
+	// before it may be part of a whole. A service's own responses never carry it.
+	HeaderStreamEnd = "Cell-Stream-End"
 	// HeaderRevision and HeaderAge (milliseconds) tell what an answer of the
 	// platform was decided by.
 	HeaderRevision = "Cell-Revision"

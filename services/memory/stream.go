@@ -5,6 +5,7 @@ package memory
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -19,7 +20,7 @@ const keepAlive = 15 * time.Second
 
 // stream answers GET /v1/events: the tenant's events as server-sent events, id =
 // event_seq, from Last-Event-ID on (or ?after=; from the start without either).
-// When the tenant moves the stream ends cleanly; the client reconnects with its
+// When the tenant moves the stream ends cleanly, with a comment; the client reconnects with its
 // Last-Event-ID and goes on in the new cell without a gap.
 func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 	tenant, err := s.tenantOf(r)
@@ -48,6 +49,14 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ctx := cells.MarkStream(r.Context())
+	defer func() {
+		if errors.Is(context.Cause(ctx), cells.ErrGateClosed) {
+			// A comment: it has no id, so that the client's place stays.
+			if _, err := fmt.Fprint(w, ": the tenant moves, connect again\n\n"); err == nil {
+				_ = out.Flush()
+			}
+		}
+	}()
 	begun := false
 	for ctx.Err() == nil {
 		events, err := s.events.Events(ctx, tenant, after, 256)
