@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/receipt"
 )
 
 func withBudget(c *directory.Config) {
@@ -118,5 +119,29 @@ func TestReservationsAreSettled(t *testing.T) {
 				t.Errorf("entry %+v of %+v", e, end)
 			}
 		})
+	}
+}
+
+// A cut that hangs behind its prediction is rolled back within what it has reserved,
+// and what it cost is charged.
+func TestOverrunRollsBack(t *testing.T) {
+	s, d := fleetOf(t, func(c *directory.Config) {
+		withReceipts(c)
+		c.PauseHeadroom = 300 * time.Millisecond
+	})
+	hang := make(chan struct{})
+	defer close(hang)
+	s.far.set(func() { s.far.block["Finish"] = hang })
+	m := d.untilState(d.move("t", "b").ID, api.MoveRolledBack)
+	if m.Bound < 300*time.Millisecond || m.Bound > time.Second || m.Pause < m.Bound || m.Pause > 15*time.Second {
+		t.Errorf("bound %v, pause %v", m.Bound, m.Pause)
+	}
+	d.check("t", "a")
+	a, err := d.cl.Budget(ctxOf(t), "t")
+	if err != nil || len(a.Entries) != 1 || a.Entries[0].Reserved || a.Entries[0].Driver < m.Bound || a.Left != a.Limit.Pause-a.Entries[0].Driver {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if o := d.receipt(m.ID)[0].Outcome; o.Bound != m.Bound || o.Verdict != receipt.RolledBack || !strings.Contains(o.Reason, "deadline") {
+		t.Errorf("outcome %+v", o)
 	}
 }

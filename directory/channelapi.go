@@ -26,6 +26,7 @@ func (s *Server) channelHandler() http.Handler {
 	handle("POST "+member.PathLeave, s.postLeave, channel.RoleCell)
 	handle("POST "+api.PathPlacements, s.postOwnPlacement, channel.RoleCell)
 	handle("GET "+api.PathTopology, s.getTopology, channel.RoleEdge)
+	handle("POST "+api.PathSeen, s.postSeen, channel.RoleEdge)
 	routes := s.cfg.Channel.Require(s.routes, channel.RoleCell, channel.RoleEdge)
 	mux.Handle(member.PathRoutes, routes)
 	mux.Handle(member.PathRoutes+"/", routes)

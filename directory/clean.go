@@ -25,6 +25,9 @@ func (e *executor) clean(ctx context.Context, t *tracker) {
 			return
 		}
 		if err == nil && len(left) == 0 {
+			if e.attestRemoval(ctx, &m) != nil {
+				return // the server is closing
+			}
 			t.cleaned(nil)
 			return
 		}

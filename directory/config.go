@@ -4,6 +4,7 @@ package directory
 
 import (
 	"context"
+	"crypto/ed25519"
 	"fmt"
 	"io"
 	"log/slog"
@@ -80,6 +81,9 @@ type Config struct {
 	RowsPerSecond int
 	// Budget is each tenant's unavailability allowance; nil keeps no budgets.
 	Budget *cells.BudgetMeter
+
+	// ReceiptKey signs the receipts of moves; nil makes none.
+	ReceiptKey ed25519.PrivateKey
 
 	// PlacementsPerMinute bounds what each cell places for itself, at this directory;
 	// default 600. Operators are not counted.

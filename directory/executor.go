@@ -410,6 +410,9 @@ func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState
 	if err := e.settleBudget(ctx, t, state); err != nil {
 		return err
 	}
+	if err := e.attest(ctx, t, state, row, reason); err != nil {
+		return err
+	}
 	t.concluded(state, row, res, reason)
 	e.s.metrics.concluded(t.snapshot())
 	return t.flushAll(ctx)

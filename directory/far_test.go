@@ -183,6 +183,18 @@ func (f *far) Finish(ctx context.Context, m cells.MoveRef, progress func(cells.P
 	return "mark-1", nil
 }
 
+// FinishProved implements cells.Prover.
+func (f *far) FinishProved(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (string, []cells.Comparison, error) {
+	mark, err := f.Finish(ctx, m, progress)
+	if err != nil {
+		return "", nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return mark, []cells.Comparison{{Table: "item", Position: "mark-0", Whole: true, Rows: int64(f.rows[place{m.Source, m.Tenant}]), Sum: "aa"},
+		{Table: "item", Position: mark, Keys: 3, Rows: 2, Sum: "bb"}}, nil
+}
+
 func (f *far) Discard(ctx context.Context, t cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
 	if err := f.enter(ctx, "Discard", r.Cell); err != nil {
 		return err

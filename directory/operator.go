@@ -28,6 +28,7 @@ func (s *Server) OperatorHandler() http.Handler {
 	handle("GET "+api.PathMoves, s.getMoves)
 	handle("GET "+api.PathMoves+"/{move}", s.getMove)
 	handle("POST "+api.PathMoves+"/{move}/rollback", s.postRollback)
+	handle("GET "+api.PathMoves+"/{move}/receipt", s.getReceipt)
 	handle("GET "+api.PathBudgets, s.getBudgets)
 	handle("PUT "+api.PathBudgets, s.putBudget)
 	handle("DELETE "+api.PathBudgets, s.deleteBudget)

@@ -176,7 +176,9 @@ func (s *Server) getMoves(_ http.ResponseWriter, r *http.Request) (int, any, err
 	}
 	out := api.MoveList{Moves: make([]api.Move, 0, len(list))}
 	for _, m := range list {
-		out.Moves = append(out.Moves, s.exec.current(m))
+		m = s.exec.current(m)
+		m.Compared = nil // that of one move is long enough
+		out.Moves = append(out.Moves, m)
 	}
 	if len(list) == f.Limit {
 		out.Next = list[len(list)-1].Seq

@@ -240,8 +240,12 @@ func (t *tracker) noteStep(ev cells.StepEvent) {
 		case cells.StepPrepare:
 			m.Predicted = ev.Predicted
 		case cells.StepQuiesce:
+			m.Bound = ev.Bound
 			m.Advance(api.MoveCutting)
+		case cells.StepFinish:
+			m.Compared = ev.Compared
 		case cells.StepCommit:
+			m.EventMark, m.DataMark = ev.Route.EventMark, ev.Route.DataMark
 			m.Advance(api.MoveCommitted)
 		case cells.StepRollback:
 			m.Reason = reason

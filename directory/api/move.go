@@ -140,7 +140,16 @@ type Move struct {
 	// was measured by the driver, from the quiesce to the activation.
 	Predicted time.Duration `json:"predicted"`
 	Pause     time.Duration `json:"pause"`
-	Steps     []StepTiming  `json:"steps,omitempty"`
+	// Bound is what the cut might take before its decision; past it, it rolls back.
+	Bound time.Duration `json:"bound,omitempty"`
+	// Seen is for how long clients were refused because of the move; nil until an edge
+	// has reported. Pause is charged to the tenant's budget until then, Seen afterwards.
+	Seen *time.Duration `json:"seen,omitempty"`
+	// EventMark, DataMark and Compared are those of the cut.
+	EventMark cells.EventSeq     `json:"event_mark,omitempty"`
+	DataMark  string             `json:"data_mark,omitempty"`
+	Compared  []cells.Comparison `json:"compared,omitempty"`
+	Steps     []StepTiming       `json:"steps,omitempty"`
 	// Progress of the running step; nil when there is none.
 	Progress *cells.Progress `json:"progress,omitempty"`
 	// Rows and Bytes that were copied, as far as the steps told.

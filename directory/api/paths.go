@@ -8,7 +8,7 @@ const (
 	PathCells      = "/cells/v1/cells"      // GET -> CellList; GET, PUT {cell}: CellSpec -> Cell
 	PathTenants    = "/cells/v1/tenants"    // GET ?cell= &after= &limit= -> TenantList; GET, DELETE {tenant}
 	PathPlacements = "/cells/v1/placements" // POST PlacementRequest -> Placement; on both listeners
-	PathMoves      = "/cells/v1/moves"      // POST MoveRequest -> Move or DryRun; GET -> MoveList; GET {id}[?watch=1]; POST {id}/rollback
+	PathMoves      = "/cells/v1/moves"      // POST MoveRequest -> Move or DryRun; GET -> MoveList; GET {id}[?watch=1]; POST {id}/rollback; GET {id}/receipt
 	PathBudgets    = "/cells/v1/budgets"    // GET -> BudgetList; PUT BudgetSpec; GET {tenant} -> cells.BudgetAccount; PUT {tenant} BudgetSpec; DELETE {tenant}
 	PathMembers    = "/cells/v1/members"    // GET -> MemberList
 	PathAudit      = "/cells/v1/audit"      // GET ?after= &limit= &tenant= -> AuditList

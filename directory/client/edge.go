@@ -3,6 +3,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +17,7 @@ import (
 	"github.com/cloister-dev/cloister/directory/api"
 )
 
-// EdgeClient reads the topology over the channel. Safe for concurrent use.
+// EdgeClient reads the topology, and reports, over the channel. Safe for concurrent use.
 type EdgeClient struct {
 	http *http.Client
 	base string
@@ -37,6 +38,11 @@ func (e *EdgeClient) get(ctx context.Context, query string) (*http.Response, err
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 	}
+	return e.do(req)
+}
+
+// do returns an answer of the directory with status 200.
+func (e *EdgeClient) do(req *http.Request) (*http.Response, error) {
 	resp, err := e.http.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("directory: %w: %w", cells.ErrUnavailable, err)
@@ -97,4 +103,23 @@ func (e *EdgeClient) WatchTopology(ctx context.Context, f func(*api.Topology) er
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrWatchBroken, err)
+}
+
+// ReportSeen tells the directory what clients saw of moves. Sending a report again is
+// no harm. Errors are refusals of the directory, or wrap [cells.ErrUnavailable].
+func (e *EdgeClient) ReportSeen(ctx context.Context, r api.SeenReport) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.base+api.PathSeen, bytes.NewReader(b))
+	if err != nil {
+		return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
+	}
+	req.Header.Set("Content-Type", api.ContentJSON)
+	resp, err := e.do(req)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }

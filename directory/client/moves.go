@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/receipt"
 )
 
 // Move begins a move and returns its record; the directory goes on with it. With
@@ -190,4 +191,15 @@ func readLines(r io.Reader, cancel context.CancelCauseFunc, f func([]byte) error
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrWatchBroken, io.ErrUnexpectedEOF)
+}
+
+// Receipt returns the receipt of a move that is over, to be verified with package
+// receipt. NOT_FOUND when there is none.
+func (c *Client) Receipt(ctx context.Context, id cells.MoveID) (receipt.Receipt, error) {
+	var out receipt.Receipt
+	path, err := movePath(id)
+	if err == nil {
+		_, err = c.call(ctx, request{method: http.MethodGet, path: path + "/receipt"}, &out)
+	}
+	return out, err
 }

@@ -219,7 +219,7 @@ func printMove(w io.Writer, m api.Move) error {
 		fmt.Fprintf(w, "  last error %s (attempt %d; the directory goes on trying)\n", m.Error, m.Attempts)
 	}
 	if m.Served() && m.State != api.MoveRolledBack && m.State != api.MoveRefused {
-		fmt.Fprintf(w, "  pause      %s (predicted %s)\n", short(m.Pause), short(m.Predicted))
+		fmt.Fprintf(w, "  pause      %s (predicted %s)%s\n", short(m.Pause), short(m.Predicted), sawText(m.Seen))
 	}
 	if m.Rows > 0 {
 		fmt.Fprintf(w, "  copied     %d rows, %s\n", m.Rows, size(m.Bytes))
@@ -254,35 +254,7 @@ func (a *app) movesCmd() *cobra.Command {
 	c.Flags().StringVar(&tenant, "tenant", "", "only this tenant's")
 	c.Flags().StringVar(&state, "state", "", "only those in this state: preparing, cutting, committed, cleaning, done, rolled_back, refused")
 	c.Flags().IntVar(&q.Limit, "limit", 50, "how many at most")
-	c.AddCommand(a.movesShowCmd(), a.movesRollbackCmd())
-	return c
-}
-
-func (a *app) movesShowCmd() *cobra.Command {
-	var follow bool
-	c := &cobra.Command{
-		Use: "show MOVE", Short: "Show one move with its steps", Args: cobra.ExactArgs(1),
-		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
-			m, err := cl.MoveByID(ctx, cells.MoveID(args[0]))
-			if err != nil {
-				return err
-			}
-			if follow {
-				return a.followMove(ctx, cl, m)
-			}
-			return a.print(m, func(w io.Writer) error {
-				if err := printMove(w, m); err != nil {
-					return err
-				}
-				rows := [][]string{{"  STEP", "TOOK", "STATE", "EPOCH", "AT"}}
-				for _, s := range m.Steps {
-					rows = append(rows, []string{"  " + s.Step, short(s.Took), dash(s.State), fmt.Sprint(s.Epoch), s.At.Format("15:04:05.000")})
-				}
-				return table(w, rows)
-			})
-		}),
-	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow it to its end")
+	c.AddCommand(a.movesShowCmd(), a.movesVerifyCmd(), a.movesRollbackCmd())
 	return c
 }
 

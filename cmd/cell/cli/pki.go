@@ -36,7 +36,7 @@ not on the cells.`,
 		}
 		return dir
 	}
-	c.AddCommand(a.pkiInit(folder), a.pkiIssue(folder), a.pkiRenew(folder), a.pkiRevoke(folder), a.pkiList(folder), a.pkiShow(folder))
+	c.AddCommand(a.pkiInit(folder), a.pkiIssue(folder), a.pkiRenew(folder), a.pkiRevoke(folder), a.pkiList(folder), a.pkiShow(folder), a.pkiReceiptKey(folder))
 	return c
 }
 

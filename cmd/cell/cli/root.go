@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/receipt"
 )
 
 // Exit codes of every command.
@@ -27,6 +28,7 @@ const (
 	ExitRefused = 3 // the control plane or a cell refused, with a code of the closed list
 	ExitUnknown = 4 // the connection broke: the change may have been made; look before repeating
 	ExitRolled  = 5 // the move ended with the source serving again; nothing was lost
+	ExitForged  = 6 // a receipt does not verify
 )
 
 // app carries what every command shares.
@@ -74,6 +76,8 @@ func (a *app) report(err error) int {
 		code = ExitUsage
 	case isUnknownOutcome(err):
 		code = ExitUnknown
+	case errors.Is(err, receipt.ErrUnverified):
+		code = ExitForged
 	case errors.Is(err, cells.ErrRolledBack):
 		code = ExitRolled
 	case cells.AnswerOf(err) != nil:

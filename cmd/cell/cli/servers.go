@@ -18,6 +18,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory"
 	directorysqlite "github.com/cloister-dev/cloister/directory/sqlite"
 	tablesqlite "github.com/cloister-dev/cloister/table/sqlite"
@@ -75,7 +76,7 @@ func (a *app) directoryCredential() *cobra.Command {
 func (a *app) directoryServe() *cobra.Command {
 	var ch channelFlags
 	var cfg directory.Config
-	var state, operatorListen, channelListen, credentialFile, haltFile, clockFile, trace string
+	var state, operatorListen, channelListen, credentialFile, receiptKey, haltFile, clockFile, trace string
 	var sums, cellsAllowed []string
 	c := &cobra.Command{
 		Use:   "serve",
@@ -125,6 +126,11 @@ binds to the loopback unless you say otherwise.`,
 			}
 			defer func() { err = errors.Join(err, routes.Close()) }()
 			cfg.Store, cfg.Table = store, routes
+			if receiptKey != "" {
+				if cfg.ReceiptKey, err = pki.ReadReceiptKey(receiptKey); err != nil {
+					return err
+				}
+			}
 			cfg.Budget = cells.NewBudgetMeter(cells.WithBudgetStore(store.Budgets()))
 			if haltFile != "" {
 				cfg.StepHook = haltHook(haltFile)
@@ -160,6 +166,7 @@ binds to the loopback unless you say otherwise.`,
 	f.StringVar(&channelListen, "channel-listen", "127.0.0.1:7401", "address of the channel listener")
 	f.StringSliceVar(&sums, "operator-sha256", nil, "SHA-256 of an operator credential (cell directory new-credential); two while it is rotated")
 	f.StringVar(&credentialFile, "operator-credential-file", "", "file with the credential itself, hashed at start; for one machine only")
+	f.StringVar(&receiptKey, "receipt-key", "", "key that signs the receipts of moves (cell pki receipt-key); default: no receipts")
 	f.StringSliceVar(&cellsAllowed, "cell", nil, "accept only these cells' certificates; default: every cell of the fleet's CA")
 	f.DurationVar(&cfg.DrainDeadline, "drain-deadline", cells.DefaultDrainDeadline, "longest cut of a move; past it the move rolls back")
 	f.DurationVar(&cfg.MaxPause, "max-pause", 0, "refuse cuts that are predicted to be longer, and roll back those that are; 0 is no bound")

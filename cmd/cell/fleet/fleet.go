@@ -215,6 +215,9 @@ func (f *Fleet) certificates() error {
 	if ca.Fleet() != f.Config.Name {
 		return fmt.Errorf("%s belongs to the fleet %s, not %s; choose another state folder with --fleet", f.Layout.Dir, ca.Fleet(), f.Config.Name)
 	}
+	if _, _, err := pki.EnsureReceiptKey(f.Layout.PKI()); err != nil {
+		return err
+	}
 	ids := []channel.Identity{{Role: channel.RoleDirectory, Name: "main"}, {Role: channel.RoleEdge, Name: "main"}}
 	for _, c := range f.Config.Cells {
 		ids = append(ids, channel.Identity{Role: channel.RoleCell, Name: c.Name})
@@ -254,6 +257,7 @@ func (f *Fleet) startDirectory(ctx context.Context) error {
 		"--operator-listen", strings.TrimPrefix(f.Info.Operator, "http://"),
 		"--channel-listen", strings.TrimPrefix(f.Info.Channel, "https://"),
 		"--operator-credential-file", f.Layout.Credential(),
+		"--receipt-key", filepath.Join(f.Layout.PKI(), pki.ReceiptKeyFile),
 	}, f.channelArgs(channel.RoleDirectory, "main")...)
 	for _, c := range f.Config.Cells {
 		args = append(args, "--cell", c.Name)

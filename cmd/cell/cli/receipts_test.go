@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cloister-dev/cloister/channel/pki"
+	"github.com/cloister-dev/cloister/directory/receipt"
+)
+
+// A receipt in a file is verified without a directory, and the exit code tells.
+func TestVerifyOffline(t *testing.T) {
+	dir := t.TempDir()
+	run := func(in string, args ...string) (int, string) {
+		t.Helper()
+		var out bytes.Buffer
+		code := Main(t.Context(), "test", append([]string{"--fleet", dir, "--operator-url", "http://127.0.0.1:1"}, args...), strings.NewReader(in), &out, &out)
+		return code, out.String()
+	}
+	if err := os.Mkdir(filepath.Join(dir, "pki"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := run("", "pki", "receipt-key"); code != ExitOK || !strings.HasPrefix(out, "-----BEGIN PUBLIC KEY-----") {
+		t.Fatalf("%d %s", code, out)
+	}
+	key, err := pki.ReadReceiptKey(filepath.Join(dir, "pki", pki.ReceiptKeyFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest := receipt.Digest{Rows: 3, Sum: "aa"}
+	entry, err := receipt.Append(key, nil, receipt.Statement{Kind: receipt.KindOutcome, At: time.Now().UTC(), By: "d", Move: "mv-1", Tenant: "acme", Outcome: &receipt.Outcome{
+		Verdict: receipt.Committed, Source: "a", Target: "b", Base: 1, Closed: 2, Opened: 3, Actor: "alice", Forced: true,
+		Tables: []receipt.Table{{Table: "item", Position: "01", Whole: true, Source: digest, Target: digest}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := receipt.New("mv-1", [][]byte{entry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "receipt.json")
+	write := func(path, content string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(file, string(doc))
+	code, out := run("", "moves", "verify", "--file", file)
+	for _, want := range []string{"verified", "acme", "COMMITTED", "FORCED", "alice", "item"} {
+		if code != ExitOK || !strings.Contains(out, want) {
+			t.Errorf("%d, without %q: %s", code, want, out)
+		}
+	}
+	if code, out := run(string(doc), "--json", "moves", "verify", "--file", "-", "--key", filepath.Join(dir, "pki", pki.ReceiptPublicFile)); code != ExitOK || !strings.Contains(out, `"verified": true`) {
+		t.Errorf("%d %s", code, out)
+	}
+	// As cell --json moves show prints it, inside of the move.
+	if code, out := run(`{"id":"mv-1","receipt":`+string(doc)+`}`, "moves", "verify", "--file", "-"); code != ExitOK {
+		t.Errorf("%d %s", code, out)
+	}
+	if code, out := run(strings.Replace(string(doc), `"alice"`, `"mallory"`, 1), "moves", "verify", "--file", "-"); code != ExitForged {
+		t.Errorf("tampered: %d %s", code, out)
+	}
+	if code, out := run("{}", "moves", "verify", "--file", "-"); code != ExitForged {
+		t.Errorf("no receipt: %d %s", code, out)
+	}
+	for _, args := range [][]string{{"moves", "verify"}, {"moves", "verify", "mv-1", "--file", file}} {
+		if code, out := run("", args...); code != ExitUsage {
+			t.Errorf("%v: %d %s", args, code, out)
+		}
+	}
+	write(filepath.Join(dir, "empty"), "")
+	if code, out := run("", "moves", "verify", "--file", file, "--key", filepath.Join(dir, "empty")); code != ExitFailed {
+		t.Errorf("no key: %d %s", code, out)
+	}
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/receipt"
+)
+
+// maxStatements bounds the statements of one receipt: past it, late reports of edges
+// change the budget and the record only.
+const maxStatements = 64
+
+// state signs what build makes of the statements so far and adds it to the move's
+// receipt; build may return nil to add nothing.
+func (s *Server) state(ctx context.Context, m *api.Move, build func(said []receipt.Statement) (*receipt.Statement, error)) error {
+	if s.cfg.ReceiptKey == nil {
+		return nil
+	}
+	return s.store.AppendReceipt(ctx, m.ID, func(entries [][]byte) ([]byte, error) {
+		r, err := receipt.New(m.ID, entries)
+		if err != nil {
+			return nil, err
+		}
+		said, err := r.Statements()
+		if err != nil {
+			return nil, err
+		}
+		next, err := build(said)
+		if err != nil || next == nil {
+			return nil, err
+		}
+		next.At, next.By, next.Move, next.Tenant = time.Now().UTC(), s.instance, m.ID, m.Tenant
+		return receipt.Append(s.cfg.ReceiptKey, entries, *next)
+	})
+}
+
+// attest writes the outcome of a move, unless it is written. It is done before the
+// record says that the move is over.
+func (e *executor) attest(ctx context.Context, t *tracker, state api.MoveState, row *cells.TenantRoute, reason string) error {
+	m := t.snapshot()
+	if state == api.MoveRefused || m.StartedAt.IsZero() || m.Base == 0 || !begun(&m, row) {
+		return nil
+	}
+	return e.insist(ctx, "receipt not written", m.ID, func() error {
+		return e.s.state(ctx, &m, func(said []receipt.Statement) (*receipt.Statement, error) {
+			if len(said) > 0 {
+				return nil, nil
+			}
+			o := outcomeOf(&m, state, row, reason)
+			var err error
+			if o.Clients, o.Budget, err = e.s.cost(ctx, &m); err != nil {
+				return nil, err
+			}
+			return &receipt.Statement{Kind: receipt.KindOutcome, Outcome: o}, nil
+		})
+	})
+}
+
+func outcomeOf(m *api.Move, state api.MoveState, row *cells.TenantRoute, reason string) *receipt.Outcome {
+	ref := cells.MoveRef{ID: m.ID, Tenant: m.Tenant, Source: m.From, Target: m.To, Base: m.Base}
+	o := &receipt.Outcome{
+		Verdict: receipt.Committed, Source: m.From, Target: m.To, Base: m.Base, Closed: ref.CloseEpoch(), Opened: ref.OpenEpoch(),
+		EventMark: m.EventMark, DataMark: m.DataMark, Tables: []receipt.Table{}, Rows: m.Rows, Bytes: m.Bytes,
+		Actor: m.Actor, Forced: m.Force, Operation: m.OperationID, Request: m.RequestID, Driver: m.Driver,
+		Predicted: m.Predicted, Bound: m.Bound, Pause: max(measured(m), 0),
+		Created: m.CreatedAt, Started: m.StartedAt, Served: m.ServedAt, Remains: residueOf(row, m.ID),
+	}
+	if row.Epoch == ref.OpenEpoch() && row.CellID == m.To && o.DataMark == "" {
+		o.EventMark, o.DataMark = row.EventMark, row.DataMark
+	}
+	if state == api.MoveRolledBack {
+		o.Verdict, o.Reason, o.EventMark, o.DataMark = receipt.RolledBack, orDefault(reason, m.Reason), 0, ""
+	}
+	for _, c := range m.Compared {
+		d := receipt.Digest{Rows: c.Rows, Sum: c.Sum}
+		o.Tables = append(o.Tables, receipt.Table{Table: c.Table, Position: c.Position, Whole: c.Whole, Keys: c.Keys, Source: d, Target: d})
+	}
+	finished := false
+	for _, s := range m.Steps {
+		switch cells.Step(s.Step) {
+		case cells.StepQuiesce:
+			o.Cut = s.At
+		case cells.StepFinish:
+			finished = true
+		case cells.StepCommit, cells.StepRollback:
+			o.Decided = s.At
+		}
+	}
+	o.ComparedUnknown = o.Verdict == receipt.Committed && o.DataMark != "" && !finished
+	return o
+}
+
+// cost is what clients saw of the move, and what it did to the budget.
+func (s *Server) cost(ctx context.Context, m *api.Move) (*receipt.Seen, *receipt.Budget, error) {
+	rows, err := s.store.Seen(ctx, m.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	var seen *receipt.Seen
+	if len(rows) > 0 {
+		all := unite(rows)
+		seen = &all
+	}
+	if s.cfg.Budget == nil {
+		return seen, nil, nil
+	}
+	a, err := s.cfg.Budget.Account(ctx, m.Tenant)
+	if err != nil {
+		return nil, nil, err
+	}
+	b := &receipt.Budget{Limit: a.Limit.Pause, Window: a.Window, Before: a.Without(m.ID), After: a.Left}
+	if e, ok := a.Entry(m.ID); ok {
+		b.Charged = e.Pause
+	}
+	return seen, b, nil
+}
+
+// attestRemoval writes what became of the rows that the outcome said remained.
+func (e *executor) attestRemoval(ctx context.Context, m *api.Move) error {
+	if e.s.cfg.ReceiptKey == nil {
+		return nil
+	}
+	return e.insist(ctx, "receipt not amended", m.ID, func() error {
+		row, err := e.s.table.Get(ctx, m.Tenant)
+		if err != nil {
+			return err
+		}
+		for {
+			added := false
+			err := e.s.state(ctx, m, func(said []receipt.Statement) (*receipt.Statement, error) {
+				r := unsaid(said)
+				if r == nil {
+					return nil, nil
+				}
+				added = true
+				holds := row.Exists() && (row.CellID == r.Cell || row.TargetCell == r.Cell)
+				return &receipt.Statement{Kind: receipt.KindRemoval, Removal: &receipt.Removal{Cell: r.Cell, Epoch: r.Epoch, Gone: !holds}}, nil
+			})
+			if err != nil || !added {
+				return err
+			}
+		}
+	})
+}
+
+// unsaid returns what the outcome said remained and no later statement is about.
+func unsaid(said []receipt.Statement) *cells.Residue {
+	if len(said) == 0 {
+		return nil
+	}
+	for _, r := range said[0].Outcome.Remains {
+		if !slices.ContainsFunc(said, func(s receipt.Statement) bool {
+			return s.Removal != nil && s.Removal.Cell == r.Cell && s.Removal.Epoch == r.Epoch
+		}) {
+			return &r
+		}
+	}
+	return nil
+}
+
+// attestClients amends the receipt by what edges have reported since it was written.
+func (s *Server) attestClients(ctx context.Context, m *api.Move) error {
+	return s.state(ctx, m, func(said []receipt.Statement) (*receipt.Statement, error) {
+		if len(said) == 0 || len(said) >= maxStatements {
+			return nil, nil
+		}
+		last := said[0].Outcome.Clients
+		for _, x := range said {
+			if x.Clients != nil {
+				last = &x.Clients.Seen
+			}
+		}
+		seen, budget, err := s.cost(ctx, m)
+		if err != nil || seen == nil || last != nil && *last == *seen {
+			return nil, err
+		}
+		return &receipt.Statement{Kind: receipt.KindClients, Clients: &receipt.Clients{Seen: *seen, Budget: budget}}, nil
+	})
+}
+
+func (s *Server) getReceipt(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+	id, err := moveOf(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	if _, err := query(r); err != nil {
+		return 0, nil, err
+	}
+	if _, err := s.store.Move(r.Context(), id); err != nil {
+		return 0, nil, unknownMove(id, err)
+	}
+	entries, err := s.store.Receipt(r.Context(), id)
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(entries) == 0 {
+		detail := "move " + string(id) + " has no receipt: it is not over, or never began"
+		if s.cfg.ReceiptKey == nil {
+			detail = "move " + string(id) + " has no receipt: this directory has no key to sign one"
+		}
+		return 0, nil, &cells.Answer{Code: cells.CodeNotFound, Detail: detail}
+	}
+	out, err := receipt.New(id, entries)
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, out, nil
+}
