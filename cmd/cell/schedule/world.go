@@ -18,14 +18,14 @@ import (
 // world is what a schedule happens to.
 type world struct {
 	broken Broken
-	table *cells.MemTable
-	edge  *cells.Router // how clients find cells
-	names []cells.CellID
-	cells map[cells.CellID]*cell
-	cuts  cuts
-	calm  atomic.Bool // nothing is lost any more
-	wg    sync.WaitGroup
-	begun time.Time
+	table  *cells.MemTable
+	edge   *cells.Router // how clients find cells
+	names  []cells.CellID
+	cells  map[cells.CellID]*cell
+	cuts   cuts
+	calm   atomic.Bool // nothing is lost any more
+	wg     sync.WaitGroup
+	begun  time.Time
 
 	acked atomic.Int64 // writes, of all tenants
 
