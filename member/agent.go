@@ -275,7 +275,34 @@ func (m *Member) fence(ctx context.Context, op string, o cells.FenceOrder) error
 		err = s.Keeper.CloseFence(ctx, o)
 	}
 	m.metrics.fenced("directory", op, err)
+	if err == nil && op == "open" && o.Move != "" {
+		m.sweep(s)
+	}
 	return err
+}
+
+// sweeper is an agent that frees what moves that are over have left.
+type sweeper interface {
+	Sweep(ctx context.Context) error
+}
+
+// sweep frees, beside the order that has opened a fence, what the move held here: a
+// source whose move was rolled back is told in no other way, and a capture must not
+// hold its log longer than it has to. It is called by an order.
+func (m *Member) sweep(s *Store) {
+	a, ok := s.Agent.(sweeper)
+	if !ok {
+		return
+	}
+	m.wg.Go(func() {
+		m.sweeping.Lock()
+		defer m.sweeping.Unlock()
+		ctx, cancel := context.WithTimeout(m.life, 30*time.Second)
+		defer cancel()
+		if err := a.Sweep(ctx); err != nil && m.life.Err() == nil {
+			m.log.Info("member: what a move has left is not freed yet; it is tried again", "err", err)
+		}
+	})
 }
 
 func (m *Member) pauseEvents(ctx context.Context, o cells.BarrierOrder) (EventsReply, error) {

@@ -76,8 +76,8 @@ func (e *env) nothingLeft(tenant, loser string) {
 			}
 			return n
 		}
-		// A capture is freed in the background, at the latest by the sweep of a minute.
-		e.eventually(fmt.Sprintf("no slots and publications are left in %s", cell), 90*time.Second, func() bool {
+		// A capture is freed in the background.
+		e.eventually(fmt.Sprintf("no slots and publications are left in %s", cell), 30*time.Second, func() bool {
 			return count("SELECT (SELECT count(*) FROM pg_replication_slots) + (SELECT count(*) FROM pg_publication)") == 0
 		})
 		if cell != loser {
