@@ -22,7 +22,7 @@ demo: build ## start a fleet, place two tenants, move one under load; Ctrl-C end
 	$(BIN)/cell dev --demo $(DEMO_ARGS)
 
 demo-postgres: build postgres ## the same with a private Postgres cluster for each cell
-	$(BIN)/cell dev --demo --store postgres $(DEMO_ARGS)
+	$(BIN)/cell dev --demo --store postgres --fleet .cell-postgres $(DEMO_ARGS)
 
 test: postgres lint ## everything that CI runs
 	$(GO) test $(RACE) -timeout 20m ./...
@@ -70,6 +70,6 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 	scripts/fuzz $(or $(FUZZTIME),30s)
 
 clean: ## remove what was built and the dev fleet's state
-	rm -rf $(BIN) .cell
+	rm -rf $(BIN) .cell .cell-postgres
 
 .PHONY: help build demo demo-postgres test test-quick lint docs postgres bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean

@@ -144,6 +144,20 @@ func (m *members) locate(cell cells.CellID) []member.Heartbeat {
 	return out
 }
 
+// serving returns the cells with a process that is live and ready.
+func (m *members) serving() []cells.CellID {
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := []cells.CellID{}
+	for k, s := range m.live {
+		if s.hb.Ready && !s.lapsed(now, m) && !slices.Contains(out, k.cell) {
+			out = append(out, k.cell)
+		}
+	}
+	return out
+}
+
 // list returns everything that was heard and is not forgotten.
 func (m *members) list() []api.Member {
 	now := time.Now()

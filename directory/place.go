@@ -120,7 +120,7 @@ func (s *Server) placeOnce(ctx context.Context, req api.PlacementRequest, op Ope
 	e := who.audit("placement.reserve")
 	e.Tenant, e.Detail = req.Tenant, detail(map[string]string{"operation": op.ID})
 	ledger, joined, err := s.store.Reserve(ctx, Reservation{
-		Tenant: req.Tenant, Cell: cell, Operation: op, Actor: who.actor, Seen: row.Revision, At: time.Now()}, e)
+		Tenant: req.Tenant, Cell: cell, Operation: op, Actor: who.actor, Live: s.serving(), Seen: row.Revision, At: time.Now()}, e)
 	switch {
 	case errors.Is(err, cells.ErrConflict):
 		return p, true, nil
@@ -237,4 +237,16 @@ func (s *Server) finishReserved(ctx context.Context, list []LedgerRow) {
 			s.log.Warn("reservation not finished", "tenant", l.Tenant, "cell", l.Cell, "err", err)
 		}
 	}
+}
+
+// serving returns the cells with a process that serves; nil when there is none
+// anywhere, or processes do not report here: then none is better than another.
+func (s *Server) serving() []cells.CellID {
+	if s.cfg.Channel == nil {
+		return nil
+	}
+	if live := s.members.serving(); len(live) > 0 {
+		return live
+	}
+	return nil
 }

@@ -72,6 +72,9 @@ type Reservation struct {
 	Cell      cells.CellID
 	Operation Operation
 	Actor     string
+	// Live, unless nil, are the cells that may be chosen when Cell is "": those with a
+	// process that serves.
+	Live []cells.CellID
 	// Seen is the revision of the tenant's route (a tombstone), 0 if there is none.
 	// A ledger row that reflects an older revision is overtaken and replaced.
 	Seen cells.Revision

@@ -28,6 +28,7 @@ const (
 	fenceGood   verdict = iota
 	fenceBehind         // the change brings it up to the route
 	fenceAhead          // it knows of something newer than the route
+	fenceLost           // there is none, and a move brought the tenant here
 )
 
 // compareFence decides what a fence of the cell must become by the tenant's route;
@@ -46,6 +47,8 @@ func compareFence(cell cells.CellID, r *cells.TenantRoute, f *guard.Fence) (verd
 		switch r.State {
 		case cells.StateActive, cells.StateCommitting:
 			switch {
+			case f == nil && r.DataMark != "":
+				return fenceLost, change{}
 			case f == nil || has < r.Epoch:
 				move := r.MoveID
 				if r.State == cells.StateActive {
@@ -176,6 +179,10 @@ func (m *Member) isReconciled() bool {
 	}
 }
 
+// errLost: the claim of a move's target is in the store that the rows were brought
+// to. A store without it is another one.
+var errLost = fmt.Errorf("%w: a move brought the tenant to this cell, and the store knows nothing of it: it was lost, or is not the cell's; restore it", cells.ErrUnavailable)
+
 // openForAdmission is the gates' opener.
 func (m *Member) openForAdmission(ctx context.Context, o cells.FenceOrder) error {
 	select {
@@ -192,6 +199,9 @@ func (m *Member) openForAdmission(ctx context.Context, o cells.FenceOrder) error
 	}
 	if err != nil && !errors.Is(err, cells.ErrNotFound) {
 		return err
+	}
+	if errors.Is(err, cells.ErrNotFound) && m.router.Lookup(o.Tenant).Route.DataMark != "" {
+		return errLost
 	}
 	// The mark belongs to the route that the order was made from.
 	r := m.router.Lookup(o.Tenant).Route
@@ -378,6 +388,10 @@ func (m *Member) reconcileTenant(ctx context.Context, tenant cells.TenantID) err
 			}
 		}
 		if v == fenceGood {
+			return nil
+		}
+		if v == fenceLost {
+			m.log.Error("member: the tenant is refused", "tenant", tenant, "err", errLost, "route_epoch", d.Route.Epoch)
 			return nil
 		}
 		if try == 1 {

@@ -46,6 +46,8 @@ func TestCompareFence(t *testing.T) {
 		do    change
 	}{
 		{"here, no row", active(a, 1), nil, fenceBehind, open(1, 1, "")},
+		{"here, brought by a move, no row", with(active(a, 5), func(r *cells.TenantRoute) { r.DataMark = "x" }), nil, fenceLost, change{}},
+		{"here, brought by a move, restored", with(active(a, 5), func(r *cells.TenantRoute) { r.DataMark = "x" }), row(3, true), fenceBehind, open(5, 5, "")},
 		{"here, restored", active(a, 5), row(3, true), fenceBehind, open(5, 5, "")},
 		{"here, floor", with(active(a, 5), func(r *cells.TenantRoute) { r.Floor = 3 }), row(3, true), fenceBehind, open(5, 3, "")},
 		{"here, good", active(a, 5), row(5, true), fenceGood, change{}},

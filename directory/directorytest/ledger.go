@@ -83,6 +83,21 @@ func reserveChoosesEmptiest(t TB, h Harness) {
 	if row.Cell != "a" {
 		e.Errorf("chose %s, want the emptiest, a", row.Cell)
 	}
+	r := reservation("t10", "", "o10", 0)
+	r.Live = []cells.CellID{"c", "closed"}
+	if row := e.mustReserve(r); row.Cell != "c" {
+		e.Errorf("chose %s, want c, the only open one that lives", row.Cell)
+	}
+	r = reservation("t11", "", "o11", 0)
+	r.Live = []cells.CellID{"closed"}
+	if _, _, err := e.reserve(r); !errors.Is(err, directory.ErrCellClosed) {
+		e.Errorf("no live cell is open: %v", err)
+	}
+	r = reservation("t12", "b", "o12", 0)
+	r.Live = []cells.CellID{"c"}
+	if row := e.mustReserve(r); row.Cell != "b" {
+		e.Errorf("chose %s, want b, which was named", row.Cell)
+	}
 }
 
 func reserveQuotaUnderConcurrency(t TB, h Harness) {

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -46,7 +47,7 @@ func (s *Store) Reserve(ctx context.Context, r directory.Reservation, audit api.
 			row, joined = old, true
 			return nil
 		}
-		cell, err := chooseCell(ctx, tx, r.Cell, r.Tenant)
+		cell, err := chooseCell(ctx, tx, r.Cell, r.Tenant, r.Live)
 		if err != nil {
 			return err
 		}
@@ -68,7 +69,7 @@ func (s *Store) Reserve(ctx context.Context, r directory.Reservation, audit api.
 // chooseCell returns the cell asked for, or the open one with the fewest tenants,
 // after looking at its state and its quota. The tenant's own ledger row, if it is
 // counted there, does not stand in its way.
-func chooseCell(ctx context.Context, tx *sql.Tx, want cells.CellID, tenant cells.TenantID) (cells.CellID, error) {
+func chooseCell(ctx context.Context, tx *sql.Tx, want cells.CellID, tenant cells.TenantID, live []cells.CellID) (cells.CellID, error) {
 	const query = `SELECT c.id, c.state, c.closed, c.placements_max,
 			` + tenantsOf + ` - (SELECT count(*) FROM placements p WHERE p.tenant = ?1 AND p.cell = c.id) AS n
 		FROM cells c WHERE ?2 = '' OR c.id = ?2 ORDER BY n, c.id`
@@ -95,6 +96,8 @@ func chooseCell(ctx context.Context, tx *sql.Tx, want cells.CellID, tenant cells
 			why = fmt.Sprintf("cell %s is closed", id)
 		case limit.Valid && n >= limit.Int64:
 			why = fmt.Sprintf("cell %s holds its %d tenants", id, limit.Int64)
+		case want == "" && live != nil && !slices.Contains(live, id):
+			why = fmt.Sprintf("no process of cell %s serves", id)
 		default:
 			return id, nil
 		}
@@ -108,7 +111,7 @@ func chooseCell(ctx context.Context, tx *sql.Tx, want cells.CellID, tenant cells
 	case seen == 0:
 		return "", directory.ErrNoCell
 	case seen > 1:
-		why = "each cell is closed or full"
+		why = "each cell is closed, full or without a process that serves"
 	}
 	return "", fmt.Errorf("%w: %s", directory.ErrCellClosed, why)
 }

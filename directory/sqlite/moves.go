@@ -54,7 +54,7 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err
 		}
-		if _, err := chooseCell(ctx, tx, m.To, m.Tenant); err != nil {
+		if _, err := chooseCell(ctx, tx, m.To, m.Tenant, nil); err != nil {
 			return err
 		}
 		m.State, m.Version = api.MovePreparing, 1

@@ -97,7 +97,7 @@ func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error
 
 func open(ctx context.Context, dsn string, e *engine, schema string) (*Store, error) {
 	s := &Store{dsn: dsn, db: e.db, d: e, outbox: e.guard, guard: e.guard}
-	if err := s.migrate(ctx, schema); err != nil {
+	if err := s.migrate(ctx, schema, !e.question); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -105,7 +105,22 @@ func open(ctx context.Context, dsn string, e *engine, schema string) (*Store, er
 
 // migrate creates what is missing. It is idempotent; several processes of a cell
 // may run it at once.
-func (s *Store) migrate(ctx context.Context, schema string) error {
+func (s *Store) migrate(ctx context.Context, schema string, shared bool) (err error) {
+	if shared {
+		// IF NOT EXISTS is no protection against another process that creates the same.
+		conn, err := s.db.Conn(ctx)
+		if err != nil {
+			return fmt.Errorf("memory: schema: %w", err)
+		}
+		defer conn.Close()
+		if _, err := conn.ExecContext(ctx, "SELECT pg_advisory_lock(hashtextextended('memory schema', 0))"); err != nil {
+			return fmt.Errorf("memory: schema: %w", err)
+		}
+		defer func() {
+			_, uerr := conn.ExecContext(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock(hashtextextended('memory schema', 0))")
+			err = errors.Join(err, uerr)
+		}()
+	}
 	for _, stmt := range strings.Split(schema, ";\n") {
 		if strings.TrimSpace(stmt) == "" {
 			continue

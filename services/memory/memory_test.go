@@ -336,3 +336,23 @@ func TestAnswersAreBounded(t *testing.T) {
 		t.Errorf("bulk_get: %d, %d items", r.status, len(r.Items))
 	}
 }
+
+// TestProcessesStartTogether: the processes of a new cell create the schema at the
+// same time.
+func TestProcessesStartTogether(t *testing.T) {
+	dsn := pgtest.DB(t)
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			s, err := memory.OpenPostgres(t.Context(), dsn, memory.OpenOptions{Cell: "a"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}

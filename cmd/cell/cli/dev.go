@@ -53,6 +53,9 @@ command. In it {listen}, {store}, {dsn}, {cell}, {version} and {state} are repla
 					cfg.Cells = append(cfg.Cells, fleet.Cell{Name: n})
 				}
 			}
+			if err := cfg.Adopt(a.stateDir); err != nil {
+				return &usageError{err}
+			}
 			if err := cfg.Complete(); err != nil {
 				return &usageError{err}
 			}

@@ -5,6 +5,7 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -180,4 +181,22 @@ func expand(s string, words map[string]string) (string, error) {
 		b.WriteString(v)
 		s = s[i+j+1:]
 	}
+}
+
+// Adopt takes the engine that the cells of a state folder keep their tenants in, unless
+// the folder is new or Store names one already. A different one is refused: it
+// would start empty cells beside the full ones. Call it before Complete.
+func (c *Config) Adopt(dir string) error {
+	l := Layout{dir}
+	b, err := os.ReadFile(l.engine())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case c.Store == "" || c.Store == string(b):
+		c.Store = string(b)
+		return nil
+	}
+	return fmt.Errorf("store: the cells in %s keep their tenants in %s, not in %s; start with --store %s, or in another folder (--fleet)", l.Dir, b, c.Store, b)
 }

@@ -2,7 +2,10 @@
 
 package fleet
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
 func TestExpand(t *testing.T) {
 	words := map[string]string{"listen": "127.0.0.1:1", "dsn": "{odd}"}
@@ -15,5 +18,25 @@ func TestExpand(t *testing.T) {
 		if got, err := expand(in, words); err == nil {
 			t.Errorf("expand(%q) = %q; want an error", in, got)
 		}
+	}
+}
+
+// A folder whose cells use one engine is not started with the other: empty cells
+// would stand beside the full ones.
+func TestAdoptTheEngineOfTheFolder(t *testing.T) {
+	dir := t.TempDir()
+	var c Config
+	if err := c.Adopt(dir); err != nil || c.Store != "" {
+		t.Errorf("new folder: %q, %v", c.Store, err)
+	}
+	if err := os.WriteFile(Layout{dir}.engine(), []byte(StorePostgres), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Adopt(dir); err != nil || c.Store != StorePostgres {
+		t.Errorf("nothing chosen: %q, %v", c.Store, err)
+	}
+	c.Store = StoreSQLite
+	if err := c.Adopt(dir); err == nil {
+		t.Error("another engine is taken")
 	}
 }

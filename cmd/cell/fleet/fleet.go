@@ -72,6 +72,12 @@ type Fleet struct {
 // Start starts a fleet and returns once the directory, the edge and a process of
 // every cell are ready. On an error nothing is left running.
 func Start(ctx context.Context, cfg Config, o Options) (_ *Fleet, err error) {
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return nil, err
+	}
+	if err := cfg.Adopt(o.Dir); err != nil {
+		return nil, err
+	}
 	if err := cfg.Complete(); err != nil {
 		return nil, err
 	}
@@ -85,9 +91,6 @@ func Start(ctx context.Context, cfg Config, o Options) (_ *Fleet, err error) {
 		if o.Cell, err = os.Executable(); err != nil {
 			return nil, err
 		}
-	}
-	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
-		return nil, err
 	}
 	f := &Fleet{Config: cfg, Layout: Layout{o.Dir}, o: o, clusters: map[string]*pgcluster.Cluster{}}
 	if f.release, err = f.Layout.take(); err != nil {
@@ -129,6 +132,9 @@ func (f *Fleet) start(ctx context.Context) error {
 		return err
 	}
 	if _, err := secret(f.Layout.AdmissionKey(), newKey); err != nil {
+		return err
+	}
+	if _, err := secret(f.Layout.engine(), func() string { return f.Config.Store }); err != nil {
 		return err
 	}
 	f.o.OnStep("certificates")

@@ -29,6 +29,7 @@ func (l Layout) Credential() string         { return filepath.Join(l.Dir, "opera
 func (l Layout) AdmissionKey() string       { return filepath.Join(l.Dir, "admission.key") }
 func (l Layout) CellKey(cell string) string { return filepath.Join(l.Cell(cell), "admission.key") }
 func (l Layout) Info() string               { return filepath.Join(l.Dir, "fleet.json") }
+func (l Layout) engine() string             { return filepath.Join(l.Dir, "store") }
 func (l Layout) lock() string               { return filepath.Join(l.Dir, "lock") }
 
 // Info is what cell dev writes for the other commands: where its listeners are.
