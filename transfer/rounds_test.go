@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfer
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+)
+
+// headSource answers Head after a while.
+type headSource struct {
+	Source
+	takes time.Duration
+	asked int
+}
+
+func (s *headSource) Head(ctx context.Context, _ cells.MoveRef) (Position, error) {
+	s.asked++
+	select {
+	case <-time.After(s.takes):
+		return MakePosition(1), nil
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+func roundsOf(src Source, lag time.Duration) (*preparing, *run) {
+	p := &preparing{v: New(nil, nil, WithLag(lag)), src: src, progress: func(cells.Progress) {}}
+	return p, &run{applied: MakePosition(9), wake: make(chan struct{})}
+}
+
+// TestCatchUpEnds: rounds that get no shorter are given up; the last one's time is
+// what the prediction is made of, and that refuses a cut that would take too long.
+func TestCatchUpEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &headSource{takes: 3 * time.Second}
+		p, r := roundsOf(src, time.Second)
+		lag, _, asked, err := p.rounds(t.Context(), r)
+		if err != nil || lag != 3*time.Second || src.asked != 6 {
+			t.Fatalf("lag %v after %d rounds, %v", lag, src.asked, err)
+		}
+		if got := p.predict(lag, 0, 0, 0, asked, 0).Pause; got < 3*time.Second {
+			t.Errorf("predicted %v for a lag of %v", got, lag)
+		}
+	})
+}
+
+// TestNoCutBeforeTheLagIsKnown: however long the answer takes, there is no prediction
+// without one.
+func TestNoCutBeforeTheLagIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, r := roundsOf(&headSource{takes: time.Hour}, time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if lag, _, _, err := p.rounds(ctx, r); err == nil {
+			t.Fatalf("a lag of %v that nobody has measured", lag)
+		}
+	})
+}
