@@ -24,6 +24,7 @@ var kinds = []struct {
 }{
 	{"forbidden", ErrForbidden, http.StatusForbidden},
 	{"mismatch", transfer.ErrMismatch, http.StatusConflict},
+	{"return_lost", cells.ErrReturnLost, http.StatusGone},
 	{"stale_order", cells.ErrStaleOrder, http.StatusConflict},
 	{"fenced", cells.ErrFenced, http.StatusConflict},
 	{"other_move", cells.ErrOtherMove, http.StatusConflict},

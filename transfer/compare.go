@@ -77,14 +77,14 @@ func Compare(m cells.MoveRef, src, dst Survey) cells.Preflight {
 		if _, ok := here[t.Name]; !ok {
 			add(m.Source, FindTableMissing, t.Name, "the target lists the table, the source does not", "run the same migrations and list the same tables on both cells")
 		}
-		if t.Rows > 0 && !slices.Contains(dst.Moves, m.ID) {
+		if t.Rows > 0 && !knows(dst, m) {
 			fix := "if an earlier move left them, reclaim that residue; otherwise find out who wrote them and remove them"
 			add(m.Target, FindNotEmpty, t.Name, fmt.Sprintf("the target already holds rows of tenant %s", m.Tenant), fix)
 		}
 	}
 	for side, s := range map[cells.CellID]Survey{m.Source: src, m.Target: dst} {
 		for _, f := range s.Findings {
-			if f.Code == FindSlots && (side != m.Source || slices.Contains(src.Moves, m.ID)) || side != m.Source && f.Code == FindReplicaIdentity ||
+			if f.Code == FindSlots && (side != m.Source || knows(src, m)) || side != m.Source && f.Code == FindReplicaIdentity ||
 				side != m.Target && (f.Code == FindTrigger || f.Code == FindSelfReference) || side != m.Source && slices.Contains(sourceOnly, f.Code) {
 				continue
 			}
@@ -99,6 +99,12 @@ func Compare(m cells.MoveRef, src, dst Survey) cells.Preflight {
 	p.Copy = time.Second + time.Duration(p.Rows)*time.Second/time.Duration(max(speed, 1))
 	p.Pause = 60 * time.Millisecond
 	return p
+}
+
+// knows reports whether the side has captured or brought rows for the move, or for
+// the one that it undoes: its slot is there already, and its rows are no surprise.
+func knows(s Survey, m cells.MoveRef) bool {
+	return slices.Contains(s.Moves, m.ID) || m.Undoes != "" && slices.Contains(s.Moves, m.Undoes)
 }
 
 // sourceOnly are findings that say nothing about a target.

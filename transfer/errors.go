@@ -49,6 +49,7 @@ var kinds = []struct {
 	{"mismatch", ErrMismatch},
 	{"too_large", ErrTooLarge},
 	{"schema_changed", ErrSchemaChanged},
+	{"return_lost", cells.ErrReturnLost},
 	{"stale_order", cells.ErrStaleOrder},
 	{"fenced", cells.ErrFenced},
 	{"not_found", cells.ErrNotFound},

@@ -49,7 +49,7 @@ type reply struct {
 
 // Handler serves a Source to the agents of other cells, below [PathTransfer].
 // authorize decides whether the caller may have the tenant's rows for that move:
-// only the agent of m.Target may, while the route names that move. For a survey
+// only the agent of m.Target may, while the route names that move or keeps that way back. For a survey
 // the ids of cells and the epoch may be empty.
 //
 // It is an io.Closer: Close closes the views that clients have left open, once
@@ -117,6 +117,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.answer(w, out, err)
 	case "begin":
 		pos, err := s.source.Begin(ctx, q.Move)
+		s.answer(w, reply{Position: pos}, err)
+	case "kept":
+		pos, err := s.source.Kept(ctx, q.Move)
+		s.answer(w, reply{Position: pos}, err)
+	case "adopt":
+		pos, err := s.source.Adopt(ctx, q.Move)
 		s.answer(w, reply{Position: pos}, err)
 	case "head":
 		pos, err := s.source.Head(ctx, q.Move)

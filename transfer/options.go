@@ -20,6 +20,7 @@ type options struct {
 	follow    time.Duration
 	lag       time.Duration
 	touched   int64
+	undoRows  int64
 	steps     time.Duration
 	check     time.Duration
 	log       *slog.Logger
@@ -28,7 +29,7 @@ type options struct {
 
 func defaults() options {
 	return options{batchRows: 5000, viewAge: 10 * time.Minute, follow: time.Minute, lag: 60 * time.Millisecond,
-		touched: 2000, steps: 25 * time.Millisecond, check: 2 * time.Second, log: slog.New(slog.DiscardHandler)}
+		touched: 2000, undoRows: 200_000, steps: 25 * time.Millisecond, check: 2 * time.Second, log: slog.New(slog.DiscardHandler)}
 }
 
 // WithRowsPerSecond throttles copies and removals; 0, the default, is unlimited.
@@ -54,6 +55,11 @@ func WithLag(d time.Duration) Option { return func(o *options) { o.lag = d } }
 // WithTouchedLimit is the number of changed keys above which Prepare compares
 // them before the cut, rather than in it; default 2000.
 func WithTouchedLimit(n int64) Option { return func(o *options) { o.touched = n } }
+
+// WithUndoCompare is the number of rows up to which an undo compares everything
+// before its cut, as a copy does; above it only what changed since the move that it
+// undoes. Default 200,000.
+func WithUndoCompare(rows int64) Option { return func(o *options) { o.undoRows = rows } }
 
 // WithStepCost is the time that the steps of a cut outside this package take
 // together; it is added to predictions. Default 25 ms.

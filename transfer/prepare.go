@@ -110,7 +110,7 @@ func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err erro
 		return out, err
 	}
 	var start Position
-	if err := p.watch.wait(func() (err error) { start, err = p.src.Begin(ctx, p.m); return err }); err != nil {
+	if err := p.watch.wait(func() (err error) { start, err = p.begin(ctx); return err }); err != nil {
 		return out, err
 	}
 	if err := p.v.o.fault("captured"); err != nil {
@@ -124,6 +124,14 @@ func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err erro
 	}
 	for st := p.imp.State(); !st.Copied || st.Verified == ""; st = p.imp.State() {
 		if err := p.copy(ctx); err != nil && !errors.Is(err, errRotate) {
+			return out, err
+		}
+	}
+	if err := p.compareAll(ctx); err != nil {
+		return out, err
+	}
+	if p.m.Keep {
+		if err := p.keep(ctx); err != nil {
 			return out, err
 		}
 	}

@@ -124,6 +124,14 @@ func (s *remote) Begin(ctx context.Context, m cells.MoveRef) (Position, error) {
 	return s.position(ctx, longCall, "begin", request{Move: m})
 }
 
+func (s *remote) Kept(ctx context.Context, m cells.MoveRef) (Position, error) {
+	return s.position(ctx, shortCall, "kept", request{Move: m})
+}
+
+func (s *remote) Adopt(ctx context.Context, m cells.MoveRef) (Position, error) {
+	return s.position(ctx, longCall, "adopt", request{Move: m})
+}
+
 func (s *remote) Head(ctx context.Context, m cells.MoveRef) (Position, error) {
 	return s.position(ctx, shortCall, "head", request{Move: m})
 }

@@ -23,11 +23,21 @@ type Sink interface {
 	// [cells.ErrStaleOrder] if the fence has passed that; [cells.ErrInvalid] if there
 	// are rows of the tenant which the move has not brought.
 	Import(ctx context.Context, m cells.MoveRef) (Import, error)
+	// ImportBack is Import for a way back: it begins without a copy, with the rows that
+	// m's move left here, which are those of the owner at start. The capture that the
+	// move had here is ended. [cells.ErrStaleOrder] if the fence has passed the move or
+	// the rows are being removed; [cells.ErrReturnLost] if the import began at another
+	// position.
+	ImportBack(ctx context.Context, m cells.MoveRef, start Position) (Import, error)
+	// Free ends the way back of a move that this store captures, and forgets it.
+	// Idempotent.
+	Free(ctx context.Context, tenant cells.TenantID, move cells.MoveID) error
 	// Discard removes the tenant's rows here; see [Agent.Discard].
 	Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, opts RemoveOptions) error
 	// Sweep frees what captures and imports of decided moves have left behind: those
-	// whose fence here is open at or above the move's OpenEpoch. It ends captures for
-	// which more is kept than their limit allows.
+	// whose fence here is open at or above the move's OpenEpoch. A way back, whose
+	// owner is open at just that epoch, stays until the fence has passed it. It ends
+	// captures for which more is kept than their limit allows.
 	Sweep(ctx context.Context) error
 	// ReplicaLag is how far the slowest standby of the server is behind; 0 without one,
 	// or if the agent may not see it.
@@ -84,6 +94,10 @@ type TableState struct {
 type Import interface {
 	// State returns a copy of how far the import is.
 	State() State
+	// Adopt says that the rows that are here already are those of the source at start:
+	// those of the move that this one undoes, which the import has found and nobody has
+	// changed. [cells.ErrNotApplicable] for any other import.
+	Adopt(ctx context.Context, start Position) error
 	// Restart removes all rows that were brought, in batches, and sets Start and Applied.
 	Restart(ctx context.Context, start Position, opts RemoveOptions) error
 	// Skip moves Applied ahead while nothing is copied yet.
@@ -108,7 +122,9 @@ type Import interface {
 	Fill(ctx context.Context, set KeySet, b []Batch) error
 	// Verify records that all rows were compared at Applied, and in what comparisons.
 	Verify(ctx context.Context, compared []cells.Comparison) error
-	// Finish records the mark, and the comparisons up to it.
+	// Finish records the mark, and the comparisons up to it. For a move with Keep it
+	// fixes the first position of the way back in the same transaction: here, at that
+	// position, are the rows of the source, and nobody writes until the fence is opened.
 	Finish(ctx context.Context, mark Position, compared []cells.Comparison) error
 	// Unlock lets others import, who then overtake this one; Lock takes the right
 	// back, or fails with [ErrOvertaken].

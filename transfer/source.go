@@ -21,7 +21,8 @@ type Source interface {
 	// Begin starts capturing the tenant's changes for the move and returns the
 	// position from which Changes has everything. Idempotent: the same move gets its
 	// first position, unless the store has lost the capture; then it is begun anew,
-	// and the position differs. [cells.ErrNotApplicable] after Release.
+	// and the position differs. [cells.ErrNotApplicable] after Release. The target of a
+	// move that is to be undoable begins m.Back() in its own store.
 	Begin(ctx context.Context, m cells.MoveRef) (Position, error)
 	// View opens a consistent view of the tenant's rows at one exact position of the
 	// captured changes. The caller closes it.
@@ -46,6 +47,14 @@ type Source interface {
 	// allow. The source remembers the limits, and enforces them in Sweep when nobody
 	// asks. [cells.ErrNotApplicable] if there is no capture.
 	Check(ctx context.Context, m cells.MoveRef, l Limits) (Health, error)
+	// Kept returns the first position of the way back m, which Begin has begun and
+	// Import.Finish has fixed. [cells.ErrReturnLost] when there is none, or when it has
+	// missed a change.
+	Kept(ctx context.Context, m cells.MoveRef) (Position, error)
+	// Adopt makes the way back of m.Undoes the capture of m and returns its first
+	// position, from which Changes has everything. Idempotent. [cells.ErrReturnLost] as
+	// for Kept; Begin begins anew then.
+	Adopt(ctx context.Context, m cells.MoveRef) (Position, error)
 	// Release ends the capture of the move, frees what it holds and remembers that
 	// it was there until the rows are removed or another move begins. Idempotent.
 	Release(ctx context.Context, m cells.MoveRef) error

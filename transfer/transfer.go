@@ -120,6 +120,13 @@ type Agent interface {
 	// [cells.ErrNotApplicable], as when Prepare has not succeeded. [ErrMismatch] when
 	// the two sides differ: the move must be rolled back.
 	Finish(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (string, error)
+	// Return, at the cell that keeps the rows of a move that can be undone: apply what
+	// src, the owner, has committed up to now, and return. m is the way back
+	// ([cells.MoveRef.Back]). [cells.ErrReturnLost] when changes were missed,
+	// [cells.ErrStaleOrder] when the fence has passed m or the rows are being removed.
+	Return(ctx context.Context, m cells.MoveRef, src Source) (cells.Returned, error)
+	// Free, at the owner: end the way back of a move that can no longer be undone.
+	Free(ctx context.Context, tenant cells.TenantID, move cells.MoveID) error
 	// Discard, at the loser: release captures of the move and remove the tenant's
 	// rows while the fence is closed at exactly r.Epoch. [cells.ErrStaleOrder] if the
 	// fence is higher; [cells.ErrInvalid] if there are rows that the move neither

@@ -27,11 +27,14 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 	known := r.Move.Deletion()
 	err = s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx pgx.Tx) error {
 		if known {
-			return nil
+			return s.end(ctx, tx, tenant, r)
 		}
-		if err := tx.QueryRow(ctx, s.q(`SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move = $1 AND tenant = $2) OR EXISTS (SELECT FROM @s.transfer_capture WHERE move = $1 AND tenant = $2)`),
-			string(r.Move), string(tenant)).Scan(&known); err != nil || known {
+		if err := tx.QueryRow(ctx, s.q(`SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move IN ($1, $3) AND tenant = $2) OR EXISTS (SELECT FROM @s.transfer_capture WHERE move IN ($1, $3) AND tenant = $2)`),
+			string(r.Move), string(tenant), string(r.Undoes)).Scan(&known); err != nil {
 			return err
+		}
+		if known {
+			return s.end(ctx, tx, tenant, r)
 		}
 		name, err := anyRows(ctx, tx, cat, tenant)
 		if err == nil && name != "" {
@@ -43,8 +46,14 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 	if err != nil {
 		return err
 	}
-	if err := s.release(ctx, r.Move); err != nil {
-		return err
+	past, err := s.past(ctx, s.pool, tenant, r)
+	if err != nil {
+		return translate(err)
+	}
+	for _, m := range past {
+		if err := s.release(ctx, m); err != nil {
+			return err
+		}
 	}
 	if known {
 		err = removeRows(ctx, s.pool, cat, tenant, opts, func(f func(pgx.Tx) error) error {
@@ -72,8 +81,40 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 		if name != "" {
 			return fmt.Errorf("%w: transfer/postgres: table %s still holds rows of tenant %s after the removal", cells.ErrUnavailable, name, tenant)
 		}
-		return s.forget(ctx, tx, r.Move)
+		for _, m := range past {
+			if err := s.forget(ctx, tx, m); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
+}
+
+// past lists the moves of the tenant that are known here and that the fence has
+// passed: the one whose rows are removed, and what earlier ones have left.
+func (s *Store) past(ctx context.Context, q querier, tenant cells.TenantID, r cells.Residue) ([]cells.MoveID, error) {
+	rows, err := q.Query(ctx, s.q(`SELECT move FROM @s.transfer_capture WHERE tenant = $1 AND base < $2 UNION SELECT move FROM @s.transfer_import WHERE tenant = $1 AND base < $2`),
+		string(tenant), int64(r.Epoch))
+	if err != nil {
+		return nil, err
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	out := []cells.MoveID{r.Move} // a crash may have left its slot without a row
+	for _, m := range all {
+		if m != string(r.Move) {
+			out = append(out, cells.MoveID(m))
+		}
+	}
+	return out, err
+}
+
+// end has a way back that is at work, or begins late, bring nothing from here on.
+func (s *Store) end(ctx context.Context, tx pgx.Tx, tenant cells.TenantID, r cells.Residue) error {
+	if _, err := tx.Exec(ctx, s.q("UPDATE @s.transfer_capture SET role = $3 WHERE tenant = $1 AND base < $2"), string(tenant), int64(r.Epoch), roleRemoving); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, s.q("UPDATE @s.transfer_import SET gen = gen + 1 WHERE tenant = $1 AND base < $2"), string(tenant), int64(r.Epoch))
+	return err
 }
 
 // removeRows removes all of the tenant's rows, what refers before what is referred
@@ -139,13 +180,14 @@ func (s *Store) forget(ctx context.Context, tx pgx.Tx, move cells.MoveID) error 
 
 // Sweep implements transfer.Sink.
 func (s *Store) Sweep(ctx context.Context) error {
-	rows, err := s.pool.Query(ctx, s.q("SELECT move, tenant, base FROM @s.transfer_capture UNION SELECT move, tenant, base FROM @s.transfer_import"))
+	rows, err := s.pool.Query(ctx, s.q("SELECT move, tenant, base, role = $1 FROM @s.transfer_capture UNION SELECT move, tenant, base, false FROM @s.transfer_import"), roleBack)
 	if err != nil {
 		return translate(err)
 	}
 	type known struct {
 		Move, Tenant string
 		Base         int64
+		Back         bool // the owner's capture of a way back
 	}
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[known])
 	err = translate(err)
@@ -157,13 +199,33 @@ func (s *Store) Sweep(ctx context.Context) error {
 			}
 			continue
 		}
-		if f.Open && f.Epoch >= (cells.MoveRef{Base: cells.Epoch(k.Base)}).OpenEpoch() {
-			rerr := s.release(ctx, cells.MoveID(k.Move))
-			if rerr == nil {
-				rerr = s.tx(ctx, func(tx pgx.Tx) error { return s.forget(ctx, tx, cells.MoveID(k.Move)) })
-			}
-			err = errors.Join(err, rerr)
+		opened := (cells.MoveRef{Base: cells.Epoch(k.Base)}).OpenEpoch()
+		if !f.Open || f.Epoch < opened || k.Back && f.Epoch == opened {
+			continue
 		}
+		err = errors.Join(err, s.sweep(ctx, cells.MoveID(k.Move), k.Back))
 	}
 	return errors.Join(err, s.spent(ctx))
+}
+
+// sweep forgets a move that is over, but not the way back that has its id.
+func (s *Store) sweep(ctx context.Context, move cells.MoveID, back bool) error {
+	c, err := s.capture(ctx, s.pool, move)
+	if err != nil {
+		return translate(err)
+	}
+	if c.known && c.role == roleBack && !back {
+		return s.tx(ctx, func(tx pgx.Tx) error {
+			for _, t := range []string{"transfer_key", "transfer_import"} {
+				if _, err := tx.Exec(ctx, s.q("DELETE FROM @s."+t+" WHERE move = $1"), string(move)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := s.release(ctx, move); err != nil {
+		return err
+	}
+	return s.tx(ctx, func(tx pgx.Tx) error { return s.forget(ctx, tx, move) })
 }

@@ -72,7 +72,7 @@ func (s *Store) Check(ctx context.Context, m cells.MoveRef, l transfer.Limits) (
 	var lag float64
 	err = s.pool.QueryRow(ctx, s.q(`WITH kept AS (UPDATE @s.transfer_capture SET max_retained = $3 WHERE move = $1 AND NOT released AND max_retained <> $3)
 		SELECT coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), r.restart_lsn), 0)::bigint, (`+lagSQL+`)
-		FROM @s.transfer_capture c LEFT JOIN pg_replication_slots r ON r.slot_name = $2 WHERE c.move = $1 AND NOT c.released`),
+		FROM @s.transfer_capture c LEFT JOIN pg_replication_slots r ON r.slot_name = coalesce(nullif(c.objects, ''), $2) WHERE c.move = $1 AND NOT c.released`),
 		string(m.ID), s.objectName(m.ID), l.MaxRetained).Scan(&h.Retained, &lag)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return h, fmt.Errorf("%w: transfer/postgres: changes of move %s are not captured here", cells.ErrNotApplicable, m.ID)
@@ -103,7 +103,12 @@ func (s *Store) spent(ctx context.Context) error {
 	for _, k := range all {
 		move := cells.MoveID(k.Move)
 		var kept int64
-		qerr := s.pool.QueryRow(ctx, "SELECT coalesce(sum(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", s.objectName(move)).Scan(&kept)
+		c, cerr := s.capture(ctx, s.pool, move)
+		if cerr != nil {
+			err = errors.Join(err, translate(cerr))
+			continue
+		}
+		qerr := s.pool.QueryRow(ctx, "SELECT coalesce(sum(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.name).Scan(&kept)
 		limit := transfer.Limits{MaxRetained: k.Max}.Retained()
 		if qerr != nil || limit == 0 || kept <= limit {
 			err = errors.Join(err, translate(qerr))
@@ -120,6 +125,10 @@ func (s *Store) stop(ctx context.Context, move cells.MoveID, why string) error {
 		if _, err := conn.Exec(ctx, s.q("UPDATE @s.transfer_capture SET ended = $2 WHERE move = $1"), string(move), why); err != nil {
 			return err
 		}
-		return s.dropSlot(ctx, conn, s.objectName(move))
+		c, err := s.capture(ctx, conn, move)
+		if err != nil {
+			return err
+		}
+		return s.dropSlot(ctx, conn, c.name)
 	})
 }

@@ -73,6 +73,19 @@ func (s *Store) Stale(ctx context.Context, m cells.MoveRef) error {
 
 // Import implements transfer.Sink.
 func (s *Store) Import(ctx context.Context, m cells.MoveRef) (transfer.Import, error) {
+	i, err := s.importer(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	if err := i.claim(ctx); err != nil {
+		_ = i.Close()
+		return nil, translate(err)
+	}
+	return i, nil
+}
+
+// importer has the right to import, and has claimed nothing.
+func (s *Store) importer(ctx context.Context, m cells.MoveRef) (*imp, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, translate(err)
@@ -81,10 +94,6 @@ func (s *Store) Import(ctx context.Context, m cells.MoveRef) (transfer.Import, e
 	if err := i.lock(ctx); err != nil {
 		_ = i.Close()
 		return nil, err
-	}
-	if err := i.claim(ctx); err != nil {
-		_ = i.Close()
-		return nil, translate(err)
 	}
 	return i, nil
 }
@@ -117,34 +126,19 @@ func (i *imp) claim(ctx context.Context) (err error) {
 		if err := s.noForeignRows(ctx, tx, i.cat, m); err != nil {
 			return err
 		}
-		var state []byte
-		err := tx.QueryRow(ctx, s.q(`INSERT INTO @s.transfer_import AS i (move, tenant, base, gen, state) VALUES ($1, $2, $3, 1, '{}')
-			ON CONFLICT (move) DO UPDATE SET gen = i.gen + 1 RETURNING gen, state`), string(m.ID), string(m.Tenant), int64(m.Base)).Scan(&i.gen, &state)
+		first, err := i.inherit(ctx, tx)
 		if err != nil {
 			return err
 		}
-		if err := json.Unmarshal(state, &i.state); err != nil {
-			return err
-		}
-		if i.state.Shape == nil {
-			i.state.Shape = i.cat.shape
-			if _, err := tx.Exec(ctx, s.q("UPDATE @s.transfer_import SET state = jsonb_set(state, '{shape}', $2::jsonb) WHERE move = $1"), string(m.ID), i.state.Shape); err != nil {
-				return err
-			}
-		} else if err := i.state.Shape.Same(i.cat.shape, m.Target); err != nil {
-			return err
-		}
-		for name, t := range i.state.Tables {
-			i.upsert[name] = !t.Done
-		}
-		return nil
+		return i.enter(ctx, tx, first)
 	})
 }
 
 // noForeignRows fails if there are rows of the tenant that the move has not brought.
 func (s *Store) noForeignRows(ctx context.Context, q querier, cat *catalog, m cells.MoveRef) error {
 	var known bool
-	if err := q.QueryRow(ctx, s.q("SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move = $1)"), string(m.ID)).Scan(&known); err != nil || known {
+	if err := q.QueryRow(ctx, s.q(`SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move = $1 OR move = $2 AND tenant = $3)
+		OR EXISTS (SELECT FROM @s.transfer_capture WHERE move = $2 AND tenant = $3 AND role = $4)`), string(m.ID), string(m.Undoes), string(m.Tenant), roleMove).Scan(&known); err != nil || known {
 		return err
 	}
 	name, err := anyRows(ctx, q, cat, m.Tenant)
@@ -531,6 +525,9 @@ func (i *imp) Finish(ctx context.Context, mark transfer.Position, compared []cel
 			return err
 		}
 		st.Applied, st.Mark, st.Compared = mark, mark, compared
+		if i.m.Keep {
+			return i.s.fix(ctx, tx, i.m.ID)
+		}
 		return nil
 	})
 }

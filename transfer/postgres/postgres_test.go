@@ -160,6 +160,15 @@ func (c *cell) close() {
 	c.pool.Close()
 }
 
+// LoseCapture drops the move's slot, as an operator does who needs the disk.
+func (c *cell) LoseCapture(ctx context.Context, _ cells.MoveID) error {
+	tag, err := c.pool.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database() AND NOT temporary")
+	if err == nil && tag.RowsAffected() != 1 {
+		err = fmt.Errorf("%d slots were there", tag.RowsAffected())
+	}
+	return err
+}
+
 func (c *cell) ID() cells.CellID        { return c.id }
 func (c *cell) Source() transfer.Source { return c.store }
 func (c *cell) Sink() transfer.Sink     { return c.store }

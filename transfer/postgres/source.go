@@ -7,13 +7,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/jackc/pglogrepl"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -79,14 +77,16 @@ func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 		if err := sameShape(c.shape, cat.shape, m.Source); err != nil {
 			return err
 		}
-		name := s.objectName(m.ID)
-		var there, good bool
-		if err := conn.QueryRow(ctx, "SELECT count(*) > 0, coalesce(bool_and(wal_status IS DISTINCT FROM 'lost'), false) FROM pg_replication_slots WHERE slot_name = $1", name).Scan(&there, &good); err != nil {
+		there, good, err := slotGood(ctx, conn, c.name)
+		if err != nil {
 			return err
 		}
 		if c.start != 0 && good {
 			pos = positionOf(c.start)
 			return nil
+		}
+		if c.role == roleBack {
+			return lostBack(m.ID, "its replication slot is gone, or has lost log")
 		}
 		if c.start != 0 && c.lost >= maxLost {
 			return fmt.Errorf("%w: the server has dropped the log of move %s %d times, by its max_slot_wal_keep_size; raise it, or move at a quieter time", transfer.ErrRetention, m.ID, c.lost+1)
@@ -98,7 +98,7 @@ func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 		// A slot without a position was left by a crash; a position whose slot is gone has
 		// missed changes.
 		if _, err := conn.Exec(ctx, s.q("INSERT INTO @s.transfer_capture AS c (move, tenant, base, start, shape) VALUES ($1, $2, $3, '0/0', $4) "+
-			"ON CONFLICT (move) DO UPDATE SET start = '0/0', shape = EXCLUDED.shape, lost = c.lost + (c.start <> '0/0')::int"),
+			"ON CONFLICT (move) DO UPDATE SET start = '0/0', role = 0, objects = '', shape = EXCLUDED.shape, lost = c.lost + (c.start <> '0/0')::int"),
 			string(m.ID), string(m.Tenant), int64(m.Base), string(shape)); err != nil {
 			return err
 		}
@@ -106,7 +106,13 @@ func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 			return err
 		}
 		if there {
-			if err := s.dropSlot(ctx, conn, name); err != nil {
+			if err := s.dropSlot(ctx, conn, c.name); err != nil {
+				return err
+			}
+		}
+		name := s.objectName(m.ID)
+		if c.name != name {
+			if _, err := conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+ident(c.name)); err != nil {
 				return err
 			}
 		}
@@ -132,31 +138,6 @@ func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 		return err
 	})
 	return pos, err
-}
-
-// captured is the row of a capture; start is 0 until its slot is made.
-type captured struct {
-	start    pglogrepl.LSN
-	known    bool
-	released bool
-	shape    string
-	lost     int
-	ended    string // why the capture was ended here; "" if it was not
-}
-
-// capture reads the move's row.
-func (s *Store) capture(ctx context.Context, q querier, move cells.MoveID) (c captured, err error) {
-	var text string
-	err = q.QueryRow(ctx, s.q("SELECT start::text, released, shape, lost, ended FROM @s.transfer_capture WHERE move = $1"), string(move)).
-		Scan(&text, &c.released, &c.shape, &c.lost, &c.ended)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return c, nil
-	}
-	if err == nil {
-		c.known = true
-		c.start, err = pglogrepl.ParseLSN(text)
-	}
-	return c, err
 }
 
 // publish makes the publication, with the tables of now.
@@ -189,13 +170,17 @@ func (s *Store) release(ctx context.Context, move cells.MoveID) error {
 		if err := s.fault("released"); err != nil {
 			return err
 		}
-		if err := s.dropSlot(ctx, conn, s.objectName(move)); err != nil {
+		c, err := s.capture(ctx, conn, move)
+		if err != nil {
+			return err
+		}
+		if err := s.dropSlot(ctx, conn, c.name); err != nil {
 			return err
 		}
 		if err := s.fault("dropped"); err != nil {
 			return err
 		}
-		_, err := conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+ident(s.objectName(move)))
+		_, err = conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+ident(c.name))
 		return err
 	})
 }

@@ -125,7 +125,8 @@ CREATE TABLE IF NOT EXISTS @s.transfer_capture (
 	at timestamptz NOT NULL DEFAULT now()
 );
 ALTER TABLE @s.transfer_capture ADD COLUMN IF NOT EXISTS shape text NOT NULL DEFAULT '', ADD COLUMN IF NOT EXISTS lost integer NOT NULL DEFAULT 0,
-	ADD COLUMN IF NOT EXISTS max_retained bigint NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS ended text NOT NULL DEFAULT '';
+	ADD COLUMN IF NOT EXISTS max_retained bigint NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS ended text NOT NULL DEFAULT '',
+	ADD COLUMN IF NOT EXISTS role integer NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS objects text NOT NULL DEFAULT '';
 CREATE TABLE IF NOT EXISTS @s.transfer_import (
 	move text PRIMARY KEY, tenant text NOT NULL, base bigint NOT NULL, gen bigint NOT NULL, state jsonb NOT NULL,
 	at timestamptz NOT NULL DEFAULT now()
@@ -136,7 +137,7 @@ CREATE TABLE IF NOT EXISTS @s.transfer_key (
 
 func (s *Store) install(ctx context.Context) error {
 	var there bool
-	if err := s.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL AND EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($2) AND attname = 'ended')",
+	if err := s.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL AND EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($2) AND attname = 'objects')",
 		s.schema+".transfer_key", s.schema+".transfer_capture").Scan(&there); err != nil || there {
 		return translate(err)
 	}

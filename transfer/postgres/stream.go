@@ -180,6 +180,7 @@ func (r *reader) read(ctx context.Context, start pglogrepl.LSN) error {
 		return err
 	}
 	defer hangUp(r.conn)
+	defer r.farewell()
 	r.told = time.Now()
 	for {
 		if err := r.status(ctx, false); err != nil {
@@ -213,7 +214,11 @@ func (r *reader) read(ctx context.Context, start pglogrepl.LSN) error {
 // open starts replication, and takes the slot from any other process: whoever asks
 // now has the import's lock.
 func (r *reader) open(ctx context.Context, start pglogrepl.LSN) error {
-	name := r.s.objectName(r.m.ID)
+	row, err := r.s.capture(ctx, r.s.pool, r.m.ID)
+	if err != nil {
+		return translate(err)
+	}
+	name := row.name
 	args := []string{"proto_version '1'", fmt.Sprintf("publication_names '%s'", name), "messages 'true'"}
 	return retryInUse(ctx, func() error {
 		conn, err := r.s.replication(ctx)
@@ -248,6 +253,16 @@ func (r *reader) status(ctx context.Context, asked bool) error {
 	acked := pglogrepl.LSN(r.st.acked.Load())
 	return translate(pglogrepl.SendStandbyStatusUpdate(ctx, r.conn, pglogrepl.StandbyStatusUpdate{
 		WALWritePosition: max(acked, r.received), WALFlushPosition: acked, WALApplyPosition: acked}))
+}
+
+// farewell tells the server once more what is applied: a reader that is short never
+// gets to its first status otherwise, and its slot would keep the log for ever.
+func (r *reader) farewell() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if !r.conn.IsClosed() {
+		_ = r.status(ctx, true)
+	}
 }
 
 // put hands a batch over, and goes on telling the server while it waits.

@@ -25,10 +25,10 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 	err := s.admitted(ctx, tenant, r.Epoch, r.Move, func(tx *sql.Tx) error {
 		known := r.Move.Deletion()
 		if known {
-			return nil
+			return s.end(ctx, tx, tenant, r)
 		}
-		if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM cell_transfer_import WHERE move = ?1 AND tenant = ?2)
-			OR EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ?1 AND tenant = ?2)`, r.Move, tenant).Scan(&known); err != nil {
+		if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM cell_transfer_import WHERE move IN (?1, ?3) AND tenant = ?2)
+			OR EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move IN (?1, ?3) AND tenant = ?2)`, r.Move, tenant, r.Undoes).Scan(&known); err != nil {
 			return err
 		}
 		if !known {
@@ -39,7 +39,7 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 			}
 			return err
 		}
-		return s.release(ctx, tx, r.Move)
+		return s.end(ctx, tx, tenant, r)
 	})
 	if err != nil {
 		return err
@@ -59,7 +59,49 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 		if name != "" {
 			return fmt.Errorf("%w: transfer/sqlite: table %s still holds rows of tenant %s after the removal", cells.ErrUnavailable, name, tenant)
 		}
-		return s.forget(ctx, tx, r.Move)
+		return s.past(ctx, tx, tenant, r, func(m cells.MoveID) error { return s.forget(ctx, tx, m) })
+	})
+}
+
+// past calls f with every move of the tenant that is known here and that the fence has
+// passed: the one whose rows are removed, and what earlier ones have left.
+func (s *Store) past(ctx context.Context, tx *sql.Tx, tenant cells.TenantID, r cells.Residue, f func(cells.MoveID) error) error {
+	rows, err := tx.QueryContext(ctx, `SELECT move FROM cell_transfer_capture WHERE tenant = ?1 AND base < ?2 UNION SELECT move FROM cell_transfer_import WHERE tenant = ?1 AND base < ?2`,
+		tenant, int64(r.Epoch))
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var all []cells.MoveID
+	for rows.Next() {
+		var m cells.MoveID
+		if err := rows.Scan(&m); err != nil {
+			return err
+		}
+		all = append(all, m)
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	for _, m := range all {
+		if err := f(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end frees what is captured of the tenant. A way back that is at work, or begins
+// late, brings nothing from here on.
+func (s *Store) end(ctx context.Context, tx *sql.Tx, tenant cells.TenantID, r cells.Residue) error {
+	return s.past(ctx, tx, tenant, r, func(m cells.MoveID) error {
+		if _, err := tx.ExecContext(ctx, "UPDATE cell_transfer_capture SET role = ? WHERE move = ?", roleRemoving, m); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE cell_transfer_import SET gen = gen + 1 WHERE move = ?", m); err != nil {
+			return err
+		}
+		return s.release(ctx, tx, m)
 	})
 }
 
@@ -119,17 +161,19 @@ func (s *Store) Sweep(ctx context.Context) error {
 		move   cells.MoveID
 		tenant cells.TenantID
 		base   int64
+		back   bool // the owner's capture of a way back
 	}
 	var all []known
 	err := s.reading(ctx, func(tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, "SELECT move, tenant, base FROM cell_transfer_capture UNION SELECT move, tenant, base FROM cell_transfer_import")
+		rows, err := tx.QueryContext(ctx, `SELECT move, tenant, base, role = ? FROM cell_transfer_capture
+			UNION SELECT move, tenant, base, 0 FROM cell_transfer_import`, roleBack)
 		if err != nil {
 			return err
 		}
 		defer rows.Close()
 		for rows.Next() {
 			var k known
-			if err := rows.Scan(&k.move, &k.tenant, &k.base); err != nil {
+			if err := rows.Scan(&k.move, &k.tenant, &k.base, &k.back); err != nil {
 				return err
 			}
 			all = append(all, k)
@@ -144,14 +188,28 @@ func (s *Store) Sweep(ctx context.Context) error {
 			}
 			continue
 		}
-		if f.Open && f.Epoch >= (cells.MoveRef{Base: cells.Epoch(k.base)}).OpenEpoch() {
-			err = errors.Join(err, s.tx(ctx, func(tx *sql.Tx) error {
-				if err := s.release(ctx, tx, k.move); err != nil {
-					return err
-				}
-				return s.forget(ctx, tx, k.move)
-			}))
+		opened := (cells.MoveRef{Base: cells.Epoch(k.base)}).OpenEpoch()
+		if !f.Open || f.Epoch < opened || k.back && f.Epoch == opened {
+			continue
 		}
+		err = errors.Join(err, s.tx(ctx, func(tx *sql.Tx) error { return s.sweep(ctx, tx, k.move, k.back) }))
 	}
 	return errors.Join(err, s.spent(ctx))
+}
+
+// sweep forgets a move that is over, but not the way back that has its id.
+func (s *Store) sweep(ctx context.Context, tx *sql.Tx, move cells.MoveID, back bool) error {
+	var kept bool
+	if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ? AND role = ?)", move, roleBack).Scan(&kept); err != nil {
+		return err
+	}
+	if kept && !back {
+		for _, q := range []string{"DELETE FROM cell_transfer_touched WHERE move = ?", "DELETE FROM cell_transfer_import WHERE move = ?"} {
+			if _, err := tx.ExecContext(ctx, q, move); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return errors.Join(s.release(ctx, tx, move), s.forget(ctx, tx, move))
 }

@@ -103,25 +103,19 @@ func (i *imp) claim(ctx context.Context) error {
 		if err := s.noForeignRows(ctx, tx, m); err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO cell_transfer_import (move, tenant, base, gen, state) VALUES (?, ?, ?, 1, '{}')
-			ON CONFLICT (move) DO UPDATE SET gen = gen + 1`, m.ID, m.Tenant, int64(m.Base)); err != nil {
+		first, err := i.inherit(ctx, tx)
+		if err != nil {
 			return err
 		}
-		var state []byte
-		if err := tx.QueryRowContext(ctx, "SELECT gen, state FROM cell_transfer_import WHERE move = ?", m.ID).Scan(&i.gen, &state); err != nil {
-			return err
-		}
-		if err := json.Unmarshal(state, &i.state); err != nil {
-			return err
-		}
-		return i.begin(ctx, tx)
+		return i.enter(ctx, tx, first)
 	})
 }
 
 // noForeignRows fails if there are rows of the tenant that the move has not brought.
 func (s *Store) noForeignRows(ctx context.Context, tx *sql.Tx, m cells.MoveRef) error {
 	var known bool
-	if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_import WHERE move = ?)", m.ID).Scan(&known); err != nil || known {
+	if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM cell_transfer_import WHERE move = ?1 OR move = ?2 AND tenant = ?3)
+		OR EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ?2 AND tenant = ?3 AND role = ?4)`, m.ID, m.Undoes, m.Tenant, roleMove).Scan(&known); err != nil || known {
 		return err
 	}
 	name, err := s.anyRows(ctx, tx, m.Tenant)
@@ -544,6 +538,9 @@ func (i *imp) Finish(ctx context.Context, mark transfer.Position, compared []cel
 			return err
 		}
 		st.Applied, st.Mark, st.Compared = mark, mark, compared
+		if i.m.Keep {
+			return i.s.fix(ctx, tx, i.m.ID)
+		}
 		return nil
 	})
 }

@@ -130,11 +130,19 @@ func (s *Store) Applied(ctx context.Context, m cells.MoveRef, pos transfer.Posit
 	if err != nil {
 		return err
 	}
+	const old = `FROM cell_transfer_log WHERE tenant = ?1 AND seq <= ?2
+		AND (SELECT count(*) FROM cell_transfer_capture WHERE tenant = ?1 AND released = 0) = 1`
+	var some bool
+	err = s.reading(ctx, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 "+old+")", m.Tenant, int64(n)).Scan(&some)
+	})
+	if err != nil || !some {
+		return err
+	}
 	for {
 		var gone int64
 		err := s.tx(ctx, func(tx *sql.Tx) error {
-			r, err := tx.ExecContext(ctx, `DELETE FROM cell_transfer_log WHERE seq IN (SELECT seq FROM cell_transfer_log WHERE tenant = ?1 AND seq <= ?2
-				AND (SELECT count(*) FROM cell_transfer_capture WHERE tenant = ?1 AND released = 0) = 1 LIMIT 1000)`, m.Tenant, int64(n))
+			r, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_log WHERE seq IN (SELECT seq "+old+" LIMIT 1000)", m.Tenant, int64(n))
 			if err == nil {
 				gone, err = r.RowsAffected()
 			}

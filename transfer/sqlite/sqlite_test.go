@@ -91,6 +91,32 @@ func (c *cell) close() {
 	_ = c.db.Close()
 }
 
+// LoseCapture drops the triggers of a table, as making it anew does.
+func (c *cell) LoseCapture(ctx context.Context, _ cells.MoveID) error {
+	rows, err := c.db.QueryContext(ctx, "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'cell_transfer_%' AND tbl_name = 'item'")
+	if err != nil {
+		return err
+	}
+	var names []string
+	for rows.Next() {
+		var n string
+		if err := rows.Scan(&n); err != nil {
+			return err
+		}
+		names = append(names, n)
+	}
+	rows.Close()
+	for _, n := range names {
+		if _, err := c.db.ExecContext(ctx, "DROP TRIGGER "+n); err != nil {
+			return err
+		}
+	}
+	if len(names) != 3 {
+		return fmt.Errorf("%d triggers", len(names))
+	}
+	return rows.Err()
+}
+
 func (c *cell) ID() cells.CellID        { return c.id }
 func (c *cell) Source() transfer.Source { return c.store }
 func (c *cell) Sink() transfer.Sink     { return c.store }

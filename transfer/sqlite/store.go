@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -97,7 +98,7 @@ const schema = `
 CREATE TABLE IF NOT EXISTS cell_transfer_capture (
 	move TEXT PRIMARY KEY, tenant TEXT NOT NULL, base INTEGER NOT NULL, start INTEGER NOT NULL,
 	released INTEGER NOT NULL DEFAULT 0, shape TEXT NOT NULL DEFAULT '',
-	max_retained INTEGER NOT NULL DEFAULT 0, ended TEXT NOT NULL DEFAULT '', wal INTEGER NOT NULL DEFAULT 0
+	max_retained INTEGER NOT NULL DEFAULT 0, ended TEXT NOT NULL DEFAULT '', wal INTEGER NOT NULL DEFAULT 0, role INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS cell_transfer_capture_tenant ON cell_transfer_capture (tenant) WHERE released = 0;
 CREATE TABLE IF NOT EXISTS cell_transfer_log (
@@ -119,10 +120,19 @@ func (s *Store) install(ctx context.Context) error {
 	if mode != "wal" {
 		return fmt.Errorf("%w: transfer/sqlite: %s is in journal mode %s, not WAL: readers would hold up writers", cells.ErrInvalid, s.cfg.Path, mode)
 	}
-	const shaped = "SELECT EXISTS (SELECT 1 FROM pragma_table_info('cell_transfer_capture') WHERE name = 'wal')"
+	columns := []string{"shape TEXT NOT NULL DEFAULT ''", "max_retained INTEGER NOT NULL DEFAULT 0", "ended TEXT NOT NULL DEFAULT ''", "wal INTEGER NOT NULL DEFAULT 0",
+		"role INTEGER NOT NULL DEFAULT 0"}
+	has := func(tx *sql.Tx, column string) (there bool, err error) {
+		name, _, _ := strings.Cut(column, " ")
+		err = tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM pragma_table_info('cell_transfer_capture') WHERE name = ?)", name).Scan(&there)
+		return there, err
+	}
 	var there bool
-	err := s.reading(ctx, func(tx *sql.Tx) error {
-		return tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'cell_transfer_touched') AND ("+shaped+")").Scan(&there)
+	err := s.reading(ctx, func(tx *sql.Tx) (err error) {
+		if there, err = has(tx, columns[len(columns)-1]); err == nil && there {
+			err = tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'cell_transfer_touched')").Scan(&there)
+		}
+		return err
 	})
 	if err != nil || there {
 		return err
@@ -132,10 +142,13 @@ func (s *Store) install(ctx context.Context) error {
 			return err
 		}
 		// A database of an older build.
-		if err := tx.QueryRowContext(ctx, shaped).Scan(&there); err != nil || there {
-			return err
-		}
-		for _, c := range []string{"shape TEXT NOT NULL DEFAULT ''", "max_retained INTEGER NOT NULL DEFAULT 0", "ended TEXT NOT NULL DEFAULT ''", "wal INTEGER NOT NULL DEFAULT 0"} {
+		for _, c := range columns {
+			if there, err := has(tx, c); err != nil || there {
+				if err != nil {
+					return err
+				}
+				continue
+			}
 			if _, err := tx.ExecContext(ctx, "ALTER TABLE cell_transfer_capture ADD COLUMN "+c); err != nil {
 				return err
 			}

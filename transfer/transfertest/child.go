@@ -52,6 +52,12 @@ func Child(h Harness) (code int, child bool) {
 			_, err = transfer.New(b.Source(), b.Sink(), o).Prepare(ctx, m, a.Source(), nil)
 		case "finish":
 			_, err = transfer.New(b.Source(), b.Sink(), o).Finish(ctx, m, a.Source(), nil)
+		case "return":
+			_, err = transfer.New(a.Source(), a.Sink(), o).Return(ctx, kept.Back(), b.Source())
+		case "undo":
+			_, err = transfer.New(a.Source(), a.Sink(), o).Prepare(ctx, undo, b.Source(), nil)
+		case "undone":
+			_, err = transfer.New(a.Source(), a.Sink(), o).Finish(ctx, undo, b.Source(), nil)
 		case "serve":
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {

@@ -57,6 +57,12 @@ type Cell interface {
 	Spec() string
 }
 
+// Loser is a Cell that can lose a capture, as a server does whose slot was dropped,
+// or a database in which a table was made anew.
+type Loser interface {
+	LoseCapture(ctx context.Context, move cells.MoveID) error
+}
+
 // Options change a cell for one test.
 type Options struct {
 	// IgnoreFence lets the store write without the guard's check.

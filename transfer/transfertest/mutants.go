@@ -4,6 +4,7 @@ package transfertest
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,16 @@ func Mutants(t *testing.T, h Harness) {
 		{"compares nothing", sinkOf(func(i transfer.Import) transfer.Import { return &blind{Import: i} }), []string{"difference found before the cut", "difference found in the cut"}},
 		{"forgets what changed", sinkOf(func(i transfer.Import) transfer.Import { return &forgets{Import: i} }), []string{"difference found in the cut"}},
 		{"ignores the fence", func(h Harness) Harness { h.cell.IgnoreFence = true; return h }, []string{"late import", "late removal"}},
+		{"loses changes on the way back", sinkOf(func(i transfer.Import) transfer.Import { return &dropsChanges{Import: i} }), []string{"way back"}},
+		{"begins the way back late", func(h Harness) Harness {
+			h.source = func(s transfer.Source) transfer.Source { return startsLate{s} }
+			return h
+		}, []string{"way back"}},
+		{"frees the way back", func(h Harness) Harness {
+			h.sink = func(s transfer.Sink) transfer.Sink { return freesAll{s} }
+			return h
+		}, []string{"way back"}},
+		{"ignores the fence on the way back", func(h Harness) Harness { h.cell.IgnoreFence = true; return h }, []string{"way back, late"}},
 		{"removes nothing", func(h Harness) Harness {
 			h.sink = func(s transfer.Sink) transfer.Sink { return removesNothing{s} }
 			return h
@@ -72,6 +83,31 @@ func (s brokenSink) Import(ctx context.Context, m cells.MoveRef) (transfer.Impor
 		return nil, err
 	}
 	return s.wrap(i), nil
+}
+
+func (s brokenSink) ImportBack(ctx context.Context, m cells.MoveRef, start transfer.Position) (transfer.Import, error) {
+	i, err := s.Sink.ImportBack(ctx, m, start)
+	if err != nil {
+		return nil, err
+	}
+	return s.wrap(i), nil
+}
+
+// startsLate takes a way back from where the owner is when it is asked for.
+type startsLate struct{ transfer.Source }
+
+func (s startsLate) Kept(ctx context.Context, m cells.MoveRef) (transfer.Position, error) {
+	if _, err := s.Source.Kept(ctx, m); err != nil {
+		return "", err
+	}
+	return s.Source.Head(ctx, m)
+}
+
+// freesAll frees what is captured for ways back that are still open.
+type freesAll struct{ transfer.Sink }
+
+func (s freesAll) Sweep(ctx context.Context) error {
+	return errors.Join(s.Sink.Sweep(ctx), s.Sink.Free(ctx, tenant, "m1"))
 }
 
 // dropsCopy loses the first batch with more than one row.

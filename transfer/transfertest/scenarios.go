@@ -36,6 +36,13 @@ var checks = []check{
 	{name: "remote", f: testRemote},
 	{name: "remote process lost", f: testRemoteLost},
 	{name: "moved back", f: testBack},
+	{name: "way back", f: testWayBack},
+	{name: "way back cut off at every point", f: testWayBackCutOff},
+	{name: "way back, late", f: testWayBackLate},
+	{name: "way back lost", f: testWayBackLost},
+	{name: "way back closed", f: testWayBackClosed},
+	{name: "undo rolled back", f: testUndoRolledBack},
+	{name: "killed undo", f: testKilledUndo, long: true},
 	{name: "killed target", f: testKilledTarget, long: true},
 	{name: "killed source", f: testKilledSource, long: true},
 	{name: "big", f: testBig, long: true},
@@ -205,7 +212,12 @@ func (w *world) fillForChanges() {
 // restore brings back what changeEverything needs, so that it can run again.
 func (w *world) restore(tag string) {
 	w.tb.Helper()
-	w.write(func(x Exec) error {
+	w.restoreWith(w.write, tag)
+}
+
+func (w *world) restoreWith(write func(func(Exec) error), tag string) {
+	w.tb.Helper()
+	write(func(x Exec) error {
 		for _, f := range []func() error{
 			func() error { return rekeyItem(x, w.tenant, tag+"again", "k00001") },
 			func() error { return setSlot(x, w.tenant, "k00002", nil) },
