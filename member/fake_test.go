@@ -168,6 +168,16 @@ type fakeAgent struct {
 	prepare  func(context.Context, cells.MoveRef, transfer.Source, func(cells.Progress)) (cells.Prediction, error)
 	finish   func(context.Context, cells.MoveRef, transfer.Source, func(cells.Progress)) (string, error)
 	discard  func(context.Context, cells.TenantID, cells.Residue, func(cells.Progress)) error
+	back     func(context.Context, cells.MoveRef, transfer.Source) (cells.Returned, error)
+	free     func(context.Context, cells.TenantID, cells.MoveID) error
+}
+
+func (a *fakeAgent) Return(ctx context.Context, m cells.MoveRef, src transfer.Source) (cells.Returned, error) {
+	return a.back(ctx, m, src)
+}
+
+func (a *fakeAgent) Free(ctx context.Context, t cells.TenantID, m cells.MoveID) error {
+	return a.free(ctx, t, m)
 }
 
 func (a *fakeAgent) Survey(_ context.Context, t cells.TenantID) (transfer.Survey, error) {
