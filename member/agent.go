@@ -83,6 +83,8 @@ func (m *Member) agentHandler() http.Handler {
 	orders.Handle(PathSurvey, order(m, "survey", m.survey))
 	orders.Handle(PathPrepare, stream(m, "prepare", m.prepare))
 	orders.Handle(PathFinish, stream(m, "finish", m.finish))
+	orders.Handle(PathReturn, order(m, "return", m.bringBack))
+	orders.Handle(PathFree, order(m, "free", m.free))
 	orders.Handle(PathDiscard, stream(m, "discard", m.discard))
 
 	mux := http.NewServeMux()
@@ -115,7 +117,8 @@ func (m *Member) enter() bool {
 }
 
 // authorize lets a cell read a tenant's rows only while the routes say that the
-// tenant is moving from here to that cell, in that very move. A survey names no
+// tenant is moving from here to that cell, in that very move, or that the changes
+// made here since that very move flow back to that cell. A survey names no
 // move; any move to that cell will do.
 func (m *Member) authorize(r *http.Request, ref cells.MoveRef) error {
 	peer, ok := channel.PeerFrom(r)
@@ -125,6 +128,10 @@ func (m *Member) authorize(r *http.Request, ref cells.MoveRef) error {
 	to := cells.CellID(peer.Name)
 	survey := ref.ID == ""
 	good := func(route *cells.TenantRoute) bool {
+		if e, held := route.Held(); held && e.Cell == to {
+			back, ok := e.Return(route.TenantID)
+			return ok && back.Source == m.cfg.Cell && back == ref
+		}
 		cur, moving := route.Move()
 		return moving && cur.Source == m.cfg.Cell && cur.Target == to && (survey || cur == ref)
 	}
@@ -397,6 +404,27 @@ func (m *Member) moveStep(o MoveOrder) (a transfer.Agent, src transfer.Source, d
 	}
 	src, done, err = m.remoteSource(o)
 	return a, src, done, err
+}
+
+// bringBack applies here what the owner has committed since the move that can be undone.
+func (m *Member) bringBack(ctx context.Context, o MoveOrder) (cells.Returned, error) {
+	a, src, done, err := m.moveStep(o)
+	if err != nil {
+		return cells.Returned{}, err
+	}
+	defer done()
+	return a.Return(transfer.ContextWithRate(ctx, o.RowsPerSecond), o.Move, src)
+}
+
+func (m *Member) free(ctx context.Context, o FreeOrder) (struct{}, error) {
+	a, err := m.agent()
+	if err == nil {
+		err = m.mine(o.Cell, o.Tenant)
+	}
+	if err == nil {
+		err = a.Free(ctx, o.Tenant, o.Move)
+	}
+	return struct{}{}, err
 }
 
 func (m *Member) discard(ctx context.Context, o DiscardOrder, progress func(cells.Progress)) (any, error) {

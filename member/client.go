@@ -28,7 +28,8 @@ import (
 type Locate func(ctx context.Context, cell cells.CellID) ([]Heartbeat, error)
 
 // AgentClient gives a fleet's agents their orders, over the channel. It implements
-// [cells.Fencer], [cells.EventBarrier], [cells.Drainer] and [cells.DataMover]. Its
+// [cells.Fencer], [cells.EventBarrier], [cells.Drainer], [cells.DataMover] and
+// [cells.Returner]. Its
 // channel needs the role directory.
 //
 // Orders to a cell's database go to one of its live processes, and to the next
@@ -56,6 +57,7 @@ var (
 	_ cells.EventBarrier = (*AgentClient)(nil)
 	_ cells.Drainer      = (*AgentClient)(nil)
 	_ cells.DataMover    = (*AgentClient)(nil)
+	_ cells.Returner     = (*AgentClient)(nil)
 )
 
 // ClientOption adjusts [NewAgentClient].

@@ -187,8 +187,56 @@ func (c *AgentClient) moveStep(ctx context.Context, path string, m cells.MoveRef
 	return err
 }
 
-// Discard implements [cells.DataMover]: the loser's agent does it.
+// returnTimeout bounds one round of a way back.
+const returnTimeout = time.Minute
+
+// Return implements [cells.Returner]: the agent of the cell that keeps the rows does
+// it, reading from the owner's. Stateless cells have nothing to bring.
+func (c *AgentClient) Return(ctx context.Context, tenant cells.TenantID, r cells.Residue) (out cells.Returned, err error) {
+	m, ok := r.Return(tenant)
+	if !ok {
+		return out, fmt.Errorf("%w: the entry of cell %s has no way back", cells.ErrInvalid, r.Cell)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, returnTimeout, fmt.Errorf("%w: a round of the way back took longer than %v", cells.ErrUnavailable, returnTimeout))
+	defer cancel()
+	none, sources, err := c.sides(ctx, m)
+	if err != nil || none {
+		return out, err
+	}
+	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rate}
+	_, err = c.any(ctx, m.Target, string(m.ID), func(ctx context.Context, h Heartbeat) error {
+		out = cells.Returned{}
+		return c.call(ctx, h, PathReturn, o, &out)
+	})
+	return out, err
+}
+
+// free ends what the owner captures for a way back that is over.
+func (c *AgentClient) free(ctx context.Context, tenant cells.TenantID, r cells.Residue) error {
+	if r.Back == "" {
+		return nil
+	}
+	var errs []error
+	for _, id := range []cells.MoveID{r.Move, r.Undoes} {
+		if id == "" {
+			continue
+		}
+		_, err := c.any(ctx, r.Back, string(r.Move), func(ctx context.Context, h Heartbeat) error {
+			return c.call(ctx, h, PathFree, FreeOrder{Cell: r.Back, Tenant: tenant, Move: id}, &struct{}{})
+		})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Discard implements [cells.DataMover]: the loser's agent does it. What the owner
+// captures for the loser is freed first; if that fails the rows are removed all the
+// same, and the whole is to be tried again.
 func (c *AgentClient) Discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
+	return errors.Join(c.free(ctx, tenant, r), c.discard(ctx, tenant, r, progress))
+}
+
+func (c *AgentClient) discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
 	o := DiscardOrder{Tenant: tenant, Residue: r, RowsPerSecond: c.rate}
 	_, err := c.any(ctx, r.Cell, string(r.Move), func(ctx context.Context, h Heartbeat) error {
 		return c.step(ctx, h, PathDiscard, o, &struct{}{}, progress)

@@ -31,6 +31,8 @@ const (
 	PathPrepare     = "/cells/v1/agent/prepare"      // MoveOrder -> (stream) cells.Prediction
 	PathFinish      = "/cells/v1/agent/finish"       // MoveOrder -> (stream) FinishReply
 	PathDiscard     = "/cells/v1/agent/discard"      // DiscardOrder -> (stream) {}
+	PathReturn      = "/cells/v1/agent/return"       // MoveOrder (Move is a way back) -> cells.Returned
+	PathFree        = "/cells/v1/agent/free"         // FreeOrder -> {}
 	// PathTransfer is the prefix of what one cell's agent serves to another's; see
 	// package transfer for what is below it.
 	PathTransfer = transfer.PathTransfer
@@ -109,6 +111,14 @@ type DiscardOrder struct {
 	RowsPerSecond int `json:"rows_per_second,omitempty"`
 }
 
+// FreeOrder is the body of PathFree, sent to the cell that captures the way back of
+// a move that can no longer be undone.
+type FreeOrder struct {
+	Cell   cells.CellID   `json:"cell"`
+	Tenant cells.TenantID `json:"tenant"`
+	Move   cells.MoveID   `json:"move"`
+}
+
 // StepLine is one line of a streamed answer. A line without any of the three is a
 // sign of life.
 type StepLine struct {
@@ -121,7 +131,7 @@ type StepLine struct {
 // sentinel of package cells (or transfer) that its Kind names.
 type StepError struct {
 	// Kind is "stale_order", "fenced", "not_found", "invalid", "unavailable",
-	// "conflict", "not_applicable", "other_move", "mismatch", "forbidden", "timeout" or
+	// "conflict", "return_lost", "not_applicable", "other_move", "mismatch", "forbidden", "timeout" or
 	// "" for anything else.
 	Kind    string `json:"kind,omitempty"`
 	Message string `json:"message"`

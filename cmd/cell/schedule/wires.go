@@ -228,6 +228,16 @@ func (s farSource) Begin(ctx context.Context, m cells.MoveRef) (out transfer.Pos
 	return out, err
 }
 
+func (s farSource) Kept(ctx context.Context, m cells.MoveRef) (out transfer.Position, err error) {
+	err = s.reach(ctx, func(ctx context.Context, src transfer.Source) (err error) { out, err = src.Kept(ctx, m); return err })
+	return out, err
+}
+
+func (s farSource) Adopt(ctx context.Context, m cells.MoveRef) (out transfer.Position, err error) {
+	err = s.reach(ctx, func(ctx context.Context, src transfer.Source) (err error) { out, err = src.Adopt(ctx, m); return err })
+	return out, err
+}
+
 func (s farSource) Head(ctx context.Context, m cells.MoveRef) (out transfer.Position, err error) {
 	err = s.reach(ctx, func(ctx context.Context, src transfer.Source) (err error) { out, err = src.Head(ctx, m); return err })
 	return out, err
