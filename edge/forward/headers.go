@@ -7,26 +7,9 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-)
 
-// folded returns a header's name as the most lenient server would read it: lower
-// case, and every other character than a letter or a digit as '-'.
-func folded(name string) string {
-	var buf [64]byte
-	b := buf[:0]
-	for i := range len(name) {
-		c := name[i]
-		switch {
-		case c >= 'A' && c <= 'Z':
-			c += 'a' - 'A'
-		case c >= 'a' && c <= 'z' || c >= '0' && c <= '9':
-		default:
-			c = '-'
-		}
-		b = append(b, c)
-	}
-	return string(b)
-}
+	"github.com/cloister-dev/cloister/internal/headername"
+)
 
 // mayFold reports cheaply whether a name could be one that is dropped.
 func mayFold(name string) bool {
@@ -35,13 +18,11 @@ func mayFold(name string) bool {
 
 // Platform reports whether the header belongs to the platform: Cell-*, in any
 // spelling that a server could take for it (Cell_Tenant, cell.tenant).
-func Platform(name string) bool {
-	return len(name) >= 5 && (name[0] == 'C' || name[0] == 'c') && strings.HasPrefix(folded(name), "cell-")
-}
+func Platform(name string) bool { return headername.Platform(name) }
 
 // forwarding reports whether the header claims something about the hops before.
 func forwarding(name string) bool {
-	switch f := folded(name); f {
+	switch f := headername.Folded(name); f {
 	case "forwarded", "x-real-ip", "x-client-ip", "x-original-host", "x-original-url", "x-rewrite-url":
 		return true
 	default:
