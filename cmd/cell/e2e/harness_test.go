@@ -101,8 +101,10 @@ func startIn(t *testing.T, dir string, cfg fleet.Config, more ...func(*fleet.Opt
 		_ = os.RemoveAll(dir)
 	})
 	cfg.Listen = "127.0.0.1:0"
-	// What a test gives are further arguments.
-	cfg.Service.Command = append([]string{filepath.Join(bin, "memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}, cfg.Service.Command...)
+	// What a test gives is another service, or further arguments of this one.
+	if c := cfg.Service.Command; len(c) == 0 || strings.HasPrefix(c[0], "-") {
+		cfg.Service.Command = append([]string{filepath.Join(bin, "memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}, c...)
+	}
 	halt, trace := filepath.Join(dir, "halt"), filepath.Join(dir, "trace.jsonl")
 	o := fleet.Options{Dir: filepath.Join(dir, "state"), Cell: filepath.Join(bin, "cell"), Log: slog.New(slog.DiscardHandler), PostgresNoSync: true,
 		DirectoryArgs: []string{"--halt-file", halt, "--trace", trace, "--clock-file", filepath.Join(dir, "clock")}}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e_test
+
+import (
+	"fmt"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/cloister-dev/cloister/cmd/cell/fleet"
+	"github.com/cloister-dev/cloister/cmd/cell/load"
+)
+
+// pythonService is the Python example behind a sidecar.
+func pythonService(t *testing.T) fleet.Service {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "../../../scripts/need-python").CombinedOutput(); err != nil {
+		t.Fatalf("scripts/need-python: %v\n%s", err, out)
+	}
+	service, err := filepath.Abs("../../../guard/postgres/examples/python/memory.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fleet.Service{
+		Command: []string{filepath.Join(bin, "cell"), "sidecar", "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}",
+			"--tables", "memory_versions:tenant", "--health-path", "/healthz", "--", "/usr/bin/python3", service, "{state}"}, // the last word only marks the process
+		Env: map[string]string{"DATABASE_URL": "{dsn}"},
+	}
+}
+
+// A service that is not in Go lives in cells: its tenants move under load, with
+// nothing lost and nothing refused, and its processes are killed.
+func TestPythonBehindASidecar(t *testing.T) {
+	e := start(t, fleet.Config{Store: fleet.StorePostgres, Service: pythonService(t), Cells: []fleet.Cell{{Name: "cell-a", Replicas: 2}, {Name: "cell-b"}}})
+	moving, other := e.tenant("moving", "cell-a"), e.tenant("other", "cell-a")
+	h := &load.Hammer{Client: moving, Clients: 4, Keys: 20, Pause: 3 * time.Millisecond}
+	ho := &load.Hammer{Client: other, Clients: 2, Keys: 10, Pause: 5 * time.Millisecond}
+	stop, stopOther := e.hammer(h), e.hammer(ho)
+	for i, to := range []string{"cell-b", "cell-a", "cell-b"} {
+		mv := e.settle(e.startMove("moving", to, fmt.Sprint("python-", i)).ID)
+		if got := e.cellOf("moving"); string(got) != to {
+			t.Errorf("move %d: %s in %s, state %s", i, mv.ID, got, mv.State)
+		}
+	}
+	e.eventually("the tenant is written in its new cell", 20*time.Second, func() bool {
+		ops := h.Ops()
+		return len(ops) > 0 && ops[len(ops)-1].Cell == "cell-b"
+	})
+	mustBeClean(t, "moving tenant", stop(), false)
+	mustBeClean(t, "other tenant", stopOther(), false)
+
+	// A sidecar that is killed takes its service with it, and both come back.
+	mark := e.Layout.Dir
+	stop = e.hammer(&load.Hammer{Client: other, Clients: 4, Keys: 10, Namespace: "kills", Pause: 3 * time.Millisecond})
+	for _, name := range []string{"cell-a-1", "cell-a-2"} {
+		e.kill(name)
+		if err := load.WaitServed(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustBeClean(t, "tenant whose processes are killed", stop(), true)
+	e.Close()
+	if left := orphans(t, mark); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+}
+
+// Without a store a service is stateless: any of its cells can answer, and moves
+// have nothing to carry.
+func TestStatelessBehindASidecar(t *testing.T) {
+	e := start(t, fleet.Config{Service: fleet.Service{Command: []string{filepath.Join(bin, "cell"), "sidecar", "--listen", "{listen}", "--",
+		"sh", "-c", "exec /usr/bin/python3 -c 'import http.server, os\n" +
+			"class H(http.server.BaseHTTPRequestHandler):\n" +
+			"    def do_GET(self):\n" +
+			"        body = (os.environ[\"CELL_NAME\"] + \" \" + self.headers[\"Cell-Tenant\"] + \" \" + self.headers[\"Cell-Epoch\"]).encode()\n" +
+			"        self.send_response(200); self.send_header(\"Content-Length\", str(len(body))); self.end_headers(); self.wfile.write(body)\n" +
+			"http.server.ThreadingHTTPServer((\"127.0.0.1\", int(os.environ[\"PORT\"])), H).serve_forever()'"}}})
+	if err := (fleet.Mover{Client: e.cl}).Place(t.Context(), "acme", "cell-a"); err != nil {
+		t.Fatal(err)
+	}
+	get := func() string {
+		a := e.send(http.MethodGet, e.Info.Edge+"/", http.Header{"X-Tenant": {"acme"}, "Cell-Tenant": {"globex"}}, nil)
+		if a.status != 200 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		return a.body
+	}
+	if got := get(); got != "cell-a acme 1" {
+		t.Errorf("before the move: %q", got)
+	}
+	e.settle(e.startMove("acme", "cell-b", "stateless").ID)
+	if got := get(); got != "cell-b acme 3" {
+		t.Errorf("after the move: %q", got)
+	}
+}
