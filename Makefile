@@ -24,7 +24,7 @@ demo: build ## start a fleet, place two tenants, move one under load; Ctrl-C end
 demo-postgres: build postgres ## the same with a private Postgres cluster for each cell
 	$(BIN)/cell dev --demo --store postgres --fleet .cell-postgres $(DEMO_ARGS)
 
-test: postgres lint ## everything that CI runs
+test: postgres languages lint ## everything that CI runs
 	$(GO) test $(RACE) -timeout 20m ./...
 	cd services && $(GO) test $(RACE) -timeout 10m ./...
 	cd table/realtest && $(GO) test $(RACE) -timeout 10m ./...
@@ -45,6 +45,10 @@ docs: build ## write the CLI reference again
 
 postgres: ## install Debian's Postgres server if it is missing
 	@scripts/need-postgres
+
+languages: ## install what the examples in Python and Node need
+	@scripts/need-python
+	@scripts/need-node
 
 bench-move: build postgres ## the pause and the copy rate of moves under load, on both stores
 	$(BIN)/cell bench move --store sqlite
@@ -72,4 +76,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: help build demo demo-postgres test test-quick lint docs postgres bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean
+.PHONY: help build demo demo-postgres test test-quick lint docs postgres languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean

@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib"
 
@@ -236,4 +238,63 @@ func ExampleSQL_Write() {
 			http.Error(w, "failed", http.StatusInternalServerError)
 		}
 	})
+}
+
+// The rights that docs/guards.md names are enough for a service's role that owns
+// nothing, and the triggers hold for it.
+func TestRightsOfAService(t *testing.T) {
+	pool, g := installed(t, pgtest.DB(t))
+	ctx := t.Context()
+	if err := g.OpenFence(ctx, cells.FenceOrder{Tenant: "acme", Epoch: 3, Floor: 3}); err != nil {
+		t.Fatal(err)
+	}
+	role := fmt.Sprint("app", schemas.Add(1))
+	exec1(t, pool, "CREATE ROLE "+role)
+	exec1(t, pool, "GRANT SELECT, INSERT, UPDATE, DELETE ON guardtest_rows TO "+role)
+	doc, err := os.ReadFile("../../docs/guards.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	grants := 0
+	for line := range strings.Lines(string(doc)) {
+		if stmt, _, ok := strings.Cut(strings.TrimSpace(line), ";"); ok && strings.HasPrefix(stmt, "GRANT ") {
+			exec1(t, pool, strings.ReplaceAll(stmt, "TO app", "TO "+role))
+			grants++
+		}
+	}
+	if grants != 5 {
+		t.Fatalf("%d grants in docs/guards.md", grants)
+	}
+	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		for _, tenant := range []cells.TenantID{"acme", cells.TenantID("new-" + strings.ReplaceAll(string(iso), " ", "-"))} {
+			epoch := map[bool]cells.Epoch{true: 3}[tenant == "acme"]
+			tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: iso})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, stmt := range []string{
+				"SET LOCAL ROLE " + role, "SELECT version FROM cell.meta", fmt.Sprintf("SELECT cell.admit('%s', %d, 'a')", tenant, epoch),
+				fmt.Sprintf("INSERT INTO guardtest_rows VALUES ('%s', 'k %s', 'v')", tenant, iso), "SELECT cell.emit('e', '{}')",
+			} {
+				if _, err := tx.Exec(ctx, stmt); err != nil {
+					t.Fatalf("%s at %s: %v", stmt, iso, err)
+				}
+			}
+			if err := tx.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, stmt := range []string{"INSERT INTO guardtest_rows VALUES ('acme', 'bare', 'v')", "SELECT cell.admit('acme', 2)"} {
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(ctx, "SET LOCAL ROLE "+role); err != nil {
+			t.Fatal(err)
+		}
+		_, err = tx.Exec(ctx, stmt)
+		refused(t, err, stmt)
+		_ = tx.Rollback(ctx)
+	}
 }
