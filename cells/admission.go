@@ -306,6 +306,7 @@ func (g *Gates) enter(ctx context.Context, req *AdmitRequest, d *decision) (*Adm
 	}
 	t.first = a
 	t.inflight.Add(1)
+	t.admitted.Add(1)
 	t.mu.Unlock()
 	return a, nil, nil
 }

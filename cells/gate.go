@@ -140,6 +140,7 @@ type gate struct {
 	opening *opening
 	// inflight counts the list that first begins.
 	inflight atomic.Int64
+	admitted atomic.Uint64 // ever
 	first    *Admission
 	drains   []*drain
 	// token is the one that was last verified with ring for epoch tokenEpoch.
@@ -265,4 +266,16 @@ func (g *Gates) Total() int64 {
 	var n int64
 	g.gates.Range(func(_, v any) bool { n += v.(*gate).inflight.Load(); return true })
 	return n
+}
+
+// Admitted calls f with each tenant that this process has admitted something for,
+// and how much so far, in any order. A tenant that was idle for long may be left out,
+// and begins at 0 again.
+func (g *Gates) Admitted(f func(tenant TenantID, n uint64)) {
+	g.gates.Range(func(k, v any) bool {
+		if n := v.(*gate).admitted.Load(); n > 0 {
+			f(k.(TenantID), n)
+		}
+		return true
+	})
 }

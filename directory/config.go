@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/directory/api"
 )
 
 // Agents carries out the steps of moves in the cells. [member.AgentClient] does it
@@ -100,6 +101,10 @@ type Config struct {
 	// Now is the clock that stamps routes, sets deadlines and measures pauses; default
 	// time.Now. It decides nothing that safety depends on.
 	Now func() time.Time
+	// CampaignHook is called after each persisted step of each campaign with the
+	// number of the item, if the step belongs to one; an error ends this process's part
+	// in the campaign until it is taken on again.
+	CampaignHook func(ctx context.Context, step string, id api.CampaignID, pos int64) error
 	// Trace, if set, receives what this process writes and orders, for
 	// [cells.CheckTrace]. Writes are not concurrent.
 	Trace io.Writer
@@ -147,6 +152,9 @@ func (c *Config) normalize() error {
 		if _, err := parseHash(h); err != nil {
 			return err
 		}
+	}
+	if c.Now == nil {
+		c.Now = time.Now
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

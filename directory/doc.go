@@ -58,6 +58,35 @@
 // stale. COMMITTED is driven for as long as the process lives, with backoff,
 // whatever errors come.
 //
+// # Campaigns
+//
+// A campaign is a stored plan of moves that one directory makes, whoever asked for
+// it and wherever they have gone. Its record and its items say how far it is:
+//
+//	PLANNED --run--> RUNNING --everything has its result--> DONE
+//	   |              |  ^ \--failures used up, pause--> PAUSED --resume--> RUNNING
+//	   +----abort-----+--|---------abort---------------------+
+//	                  v  +--resume with retry-- DONE
+//	               ABORTING --nothing runs--> ABORTED
+//
+//	item: PENDING --begin--> RUNNING --> MOVED, ALREADY, DEFERRED, FAILED, SKIPPED
+//	         ^---its cell is full yet---'      (DEFERRED and FAILED may be tried again)
+//
+// An item is first persisted as RUNNING with the id that its move has: campaign,
+// number, attempt. Then the move is recorded under that id, which happens once; then
+// it is driven, as every move is; then the item gets its result, once. Whoever goes on
+// after a crash at any of these finds the step before and repeats the next. A move
+// runs only from the cell that the plan names, into a cell that is open, of the
+// tenant's jurisdiction, and within its quota: all are looked at when it begins, and
+// what no longer fits is SKIPPED or FAILED with the reason.
+//
+// The driver of a campaign is a name and a beat in its row, exchanged by
+// compare-and-set. A beat that stands still for TakeOver makes the campaign anybody's.
+// It only keeps two directories from doing the same work: two that do move nobody
+// twice. PAUSED and ABORTING let moves that run come to their end; an abort with
+// rollback gives up those that are not decided. Clocks decide when moves begin
+// (windows, pace), and nothing else.
+//
 // # Failures
 //
 // Store down: heartbeats, routes and topology go on from memory; every change

@@ -172,6 +172,7 @@ func (e *executor) drive(t *tracker) {
 		delete(e.running, t.id)
 		e.mu.Unlock()
 		t.changed.wake()
+		e.s.camps.poke()
 	}()
 	if t.snapshot().State.Active() && !e.move(ctx, t) {
 		return
@@ -415,7 +416,9 @@ func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState
 	}
 	t.concluded(state, row, res, reason)
 	e.s.metrics.concluded(t.snapshot())
-	return t.flushAll(ctx)
+	err := t.flushAll(ctx)
+	e.s.camps.poke()
+	return err
 }
 
 func orDefault(s, def string) string {

@@ -134,7 +134,16 @@ func bad(format string, args ...any) error {
 // refuses unknown fields.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) error { return decodeJSON(w, r, v, true) }
 
+// decodeLimited does as readJSON for a document of at most limit bytes.
+func decodeLimited(w http.ResponseWriter, r *http.Request, v any, limit int64) error {
+	return decodeUpTo(w, r, v, true, limit)
+}
+
 func decodeJSON(w http.ResponseWriter, r *http.Request, v any, strict bool) error {
+	return decodeUpTo(w, r, v, strict, api.MaxBody)
+}
+
+func decodeUpTo(w http.ResponseWriter, r *http.Request, v any, strict bool, limit int64) error {
 	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != api.ContentJSON {
 		return bad("the content type must be %s", api.ContentJSON)
 	}
@@ -142,7 +151,7 @@ func decodeJSON(w http.ResponseWriter, r *http.Request, v any, strict bool) erro
 	if err := ctl.SetReadDeadline(time.Now().Add(bodyTimeout)); err == nil {
 		defer func() { _ = ctl.SetReadDeadline(time.Time{}) }()
 	}
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, api.MaxBody))
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
 	if strict {
 		dec.DisallowUnknownFields()
 	}
@@ -156,7 +165,7 @@ func decodeJSON(w http.ResponseWriter, r *http.Request, v any, strict bool) erro
 	}
 	var big *http.MaxBytesError
 	if errors.As(err, &big) {
-		return &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a body has at most %d bytes", api.MaxBody)}
+		return &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a body has at most %d bytes", limit)}
 	}
 	return bad("the body is not the JSON document that this path takes: %v", err)
 }

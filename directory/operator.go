@@ -35,6 +35,7 @@ func (s *Server) OperatorHandler() http.Handler {
 	handle("GET "+api.PathBudgets+"/{tenant}", s.getBudget)
 	handle("PUT "+api.PathBudgets+"/{tenant}", s.putBudget)
 	handle("DELETE "+api.PathBudgets+"/{tenant}", s.deleteBudget)
+	s.handleCampaigns(handle)
 	handle("GET "+api.PathMembers, s.getMembers)
 	handle("GET "+api.PathAudit, s.getAudit)
 	handle("/", notServed)

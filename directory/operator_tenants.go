@@ -74,6 +74,14 @@ func (s *Server) getTenant(_ http.ResponseWriter, r *http.Request) (int, any, er
 		m := s.exec.current(last[0])
 		out.Move = &m
 	}
+	f, err := s.store.TenantFacts(r.Context(), tenant)
+	if err != nil {
+		return 0, nil, err
+	}
+	f.Load = s.members.loads()[tenant]
+	if f != (api.TenantFacts{Tenant: tenant}) {
+		out.Facts = &f
+	}
 	return http.StatusOK, out, nil
 }
 

@@ -39,6 +39,7 @@ type Server struct {
 	fleet    *fleet
 	follow   *follower
 	exec     *executor
+	camps    *campaigns
 	rates    *rates
 	routes   *remote.Server // the table to read; nobody writes it over the channel
 	metrics  *metrics
@@ -74,6 +75,7 @@ func New(cfg Config) (*Server, error) {
 	s.fleet.locate = s.members.locate
 	s.follow = newFollower(s)
 	s.exec = newExecutor(s)
+	s.camps = newCampaigns(s)
 	s.routes = remote.Handler(s.table, remote.ReadOnly(), remote.WithHandlerLogger(s.log))
 	s.metrics, s.registry = newMetrics(s)
 	return s, nil
@@ -93,6 +95,7 @@ func (s *Server) Start(ctx context.Context) error {
 	s.background("members", s.runMembers)
 	s.background("follower", s.follow.run)
 	s.background("sweeper", s.exec.sweep)
+	s.background("campaigns", s.camps.loop)
 	if l := s.cfg.ChannelListener; l != nil {
 		s.listen("channel", l, &http.Server{Handler: s.channelHandler(), TLSConfig: s.cfg.Channel.Server()})
 	}

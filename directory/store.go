@@ -203,6 +203,8 @@ type Store interface {
 	Audit(ctx context.Context, f AuditFilter) ([]api.AuditEntry, error)
 	AppendAudit(ctx context.Context, e api.AuditEntry) error
 
+	CampaignStore
+
 	// Ping reports whether the store can be read.
 	Ping(ctx context.Context) error
 	// Close releases the store; unfinished calls fail.

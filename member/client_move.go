@@ -244,6 +244,17 @@ func (c *AgentClient) discard(ctx context.Context, tenant cells.TenantID, r cell
 	return err
 }
 
+// Measure returns how many rows of the tenant the cell has and their bytes, as its
+// database estimates them. A stateless cell has none.
+func (c *AgentClient) Measure(ctx context.Context, cell cells.CellID, tenant cells.TenantID) (rows, bytes int64, err error) {
+	s, err := c.survey(ctx, cell, cells.MoveRef{Tenant: tenant})
+	for _, t := range s.Tables {
+		rows += max(t.Rows, 0)
+		bytes += max(t.Bytes, 0)
+	}
+	return rows, bytes, err
+}
+
 // Holds reports whether the cell's database has rows of the tenant. A stateless
 // cell has none.
 func (c *AgentClient) Holds(ctx context.Context, cell cells.CellID, tenant cells.TenantID) (bool, error) {

@@ -29,7 +29,7 @@ func (m *Member) heartbeat() Heartbeat {
 	h := Heartbeat{
 		Cell: m.cfg.Cell, Instance: m.cfg.Instance, Version: m.cfg.Version, PID: os.Getpid(),
 		ServiceURL: m.cfg.ServiceURL, AgentURL: m.agentURL, Ready: ready, Reason: reason,
-		Revision: m.router.Status().Revision, InFlight: m.gates.Total(),
+		Revision: m.router.Status().Revision, InFlight: m.gates.Total(), Busiest: m.load.sample(time.Now(), m.gates.Admitted),
 	}
 	if m.opts.store != nil {
 		h.Engine = m.opts.store.Engine

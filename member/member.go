@@ -57,6 +57,7 @@ type Member struct {
 	dirty      dirtySet
 	keysSeen   string        // content of the admission key file; beat loop only
 	poke       chan struct{} // wakes the beat loop
+	load       busiest       // beat loop only
 
 	leaving  atomic.Bool
 	distrust atomic.Bool  // the database is older than the snapshot: wait for the table

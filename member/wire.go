@@ -63,6 +63,19 @@ type Heartbeat struct {
 	Engine string `json:"engine,omitempty"`
 	// Load for people and policies.
 	InFlight int64 `json:"in_flight"`
+	// Busiest are the tenants with the most admissions a second in this process, the
+	// busiest first, at most MaxBusiest of them.
+	Busiest []TenantLoad `json:"busiest,omitempty"`
+}
+
+// MaxBusiest bounds Heartbeat.Busiest.
+const MaxBusiest = 32
+
+// TenantLoad is how busy a tenant is: requests, streams and jobs that were
+// admitted, a second, over about the last minute.
+type TenantLoad struct {
+	Tenant    cells.TenantID `json:"tenant"`
+	PerSecond float64        `json:"per_second"`
 }
 
 // HeartbeatReply tells the member how often to report and when it counts as gone.

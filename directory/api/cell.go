@@ -32,7 +32,8 @@ type CellSpec struct {
 	Aliases []string `json:"aliases,omitempty"`
 	// Issuers are the token issuers that this cell alone accepts.
 	Issuers []string `json:"issuers,omitempty"`
-	// Jurisdiction and Geography are labels for people and policies.
+	// Jurisdiction is where the cell's data is, legally: plans keep tenants that have a
+	// jurisdiction in cells of the same. Geography is a label for people.
 	Jurisdiction string `json:"jurisdiction,omitempty"`
 	Geography    string `json:"geography,omitempty"`
 	// Version is the version that the cell is pinned to; informational.
@@ -47,6 +48,12 @@ type CellSpec struct {
 	// PlacementsMax bounds the cell's tenants; nil is no bound. It is counted in
 	// the transaction of each claim, so concurrent claims never pass it.
 	PlacementsMax *int64 `json:"placements_max,omitempty"`
+	// RowsMax, BytesMax and LoadMax (requests a second) bound what plans put into the
+	// cell, by the last measures; nil is no bound. Single moves and placements do not
+	// look at them.
+	RowsMax  *int64   `json:"rows_max,omitempty"`
+	BytesMax *int64   `json:"bytes_max,omitempty"`
+	LoadMax  *float64 `json:"load_max,omitempty"`
 	// Default: the cell serves tenants that have no route. At most one cell.
 	Default bool `json:"default,omitempty"`
 	// Revision, if not 0, must be the cell's present one, else the PUT is refused
@@ -117,6 +124,9 @@ func (s *CellSpec) Normalize() error {
 	}
 	if s.PlacementsMax != nil && *s.PlacementsMax < 0 {
 		return fmt.Errorf("%w: placements_max is negative", cells.ErrInvalid)
+	}
+	if s.RowsMax != nil && *s.RowsMax < 0 || s.BytesMax != nil && *s.BytesMax < 0 || s.LoadMax != nil && !(*s.LoadMax >= 0) {
+		return fmt.Errorf("%w: rows_max, bytes_max or load_max is negative", cells.ErrInvalid)
 	}
 	return nil
 }

@@ -6,10 +6,12 @@ package api
 // operator credential as a bearer token.
 const (
 	PathCells      = "/cells/v1/cells"      // GET -> CellList; GET, PUT {cell}: CellSpec -> Cell
-	PathTenants    = "/cells/v1/tenants"    // GET ?cell= &after= &limit= -> TenantList; GET, DELETE {tenant}
+	PathTenants    = "/cells/v1/tenants"    // GET ?cell= &after= &limit= -> TenantList; GET, DELETE {tenant}; PUT {tenant}/attributes
 	PathPlacements = "/cells/v1/placements" // POST PlacementRequest -> Placement; on both listeners
 	PathMoves      = "/cells/v1/moves"      // POST MoveRequest -> Move or DryRun; GET -> MoveList; GET {id}[?watch=1]; POST {id}/rollback; GET {id}/receipt
 	PathBudgets    = "/cells/v1/budgets"    // GET -> BudgetList; PUT BudgetSpec; GET {tenant} -> cells.BudgetAccount; PUT {tenant} BudgetSpec; DELETE {tenant}
+	PathCampaigns  = "/cells/v1/campaigns"  // POST CampaignRequest -> CampaignPlan; GET -> CampaignList; GET {id}, {id}/items, {id}/plan; PUT {id}/plan; POST {id}/run, pause, resume, abort
+	PathMeasures   = "/cells/v1/measures"   // POST MeasureRequest -> Measured
 	PathMembers    = "/cells/v1/members"    // GET -> MemberList
 	PathAudit      = "/cells/v1/audit"      // GET ?after= &limit= &tenant= -> AuditList
 	PathLive       = "/livez"

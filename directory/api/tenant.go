@@ -68,6 +68,8 @@ type Tenant struct {
 	DefaultCell cells.CellID `json:"default_cell,omitempty"`
 	// Move is the tenant's latest move, if there is one.
 	Move *Move `json:"move,omitempty"`
+	// Facts are what policies know of the tenant; nil if that is nothing.
+	Facts *TenantFacts `json:"facts,omitempty"`
 }
 
 // Deleted answers DELETE PathTenants/{tenant}. Done is false (and the status 202)

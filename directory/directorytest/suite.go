@@ -72,6 +72,11 @@ func Cases() []Case {
 		{"SeenKeepsTheNewest", seenKeepsTheNewest},
 		{"ReceiptsOnlyGrow", receiptsOnlyGrow},
 		{"AuditFollowsChanges", auditFollowsChanges},
+		{"CampaignLifecycle", campaignLifecycle},
+		{"CampaignItemsAreTakenOnce", campaignItemsAreTakenOnce},
+		{"CampaignEdits", campaignEdits},
+		{"CampaignTakeover", campaignTakeover},
+		{"FactsOfTenants", factsOfTenants},
 		{"SurvivesReopen", survivesReopen},
 		{"ClosedStoreIsUnavailable", closedStoreIsUnavailable},
 	}

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package directory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+)
+
+// Steps of a campaign at which Config.CampaignHook is called, each after it was
+// persisted.
+const (
+	CampaignStepTaken   = "taken"    // this directory drives it
+	CampaignStepBegin   = "begin"    // an item is RUNNING, its move is not recorded yet
+	CampaignStepCreated = "created"  // the item's move is recorded, nobody drives it yet
+	CampaignStepResult  = "result"   // an item has its result
+	CampaignStepStopped = "stopped"  // paused by its failures
+	CampaignStepDone    = "finished" // DONE or ABORTED
+)
+
+var (
+	errItemTaken = errors.New("directory: the item was taken on by another driver")
+	errNotDriver = errors.New("directory: another directory drives the campaign")
+	errNoChange  = errors.New("directory: nothing to change")
+)
+
+// campaigns drives campaigns. A record and its items say how far a campaign is; a
+// row's driver and beat say who drives it. Two drivers at once are wasteful and
+// harmless: an item's attempt names its move, a move's id is recorded once, and a
+// result is written once.
+type campaigns struct {
+	s   *Server
+	now chan struct{} // look now
+
+	mu      sync.Mutex
+	running map[api.CampaignID]*campaignRun // guarded by mu
+
+	// Used by the loop only.
+	beats map[api.CampaignID]heardCampaign
+	first bool
+}
+
+type heardCampaign struct {
+	driver string
+	beat   int64
+	at     time.Time
+}
+
+// campaignRun is this process's part in a campaign.
+type campaignRun struct {
+	c    *campaigns
+	id   api.CampaignID
+	wake chan struct{}
+	// Used by its goroutine only: when full cells are tried again, by target.
+	full map[cells.CellID]time.Time
+}
+
+func newCampaigns(s *Server) *campaigns {
+	return &campaigns{s: s, now: make(chan struct{}, 1), running: map[api.CampaignID]*campaignRun{}, beats: map[api.CampaignID]heardCampaign{}, first: true}
+}
+
+// poke makes the campaigns that are driven here look again.
+func (c *campaigns) poke() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.running {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// loop shows that this process drives its campaigns, and takes on those that
+// nobody drives, or whose driver has shown no sign of life for a while.
+func (c *campaigns) loop(ctx context.Context) {
+	every := time.NewTicker(c.s.cfg.SweepEvery)
+	defer every.Stop()
+	for {
+		if err := c.sweep(ctx); err != nil && ctx.Err() == nil {
+			c.s.log.Warn("campaigns not looked after", "err", err)
+			c.s.metrics.storeErrors.Inc()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.now:
+		case <-every.C:
+		}
+	}
+}
+
+// kick looks for campaigns to take on now.
+func (c *campaigns) kick() {
+	select {
+	case c.now <- struct{}{}:
+	default:
+	}
+	c.poke()
+}
+
+func (c *campaigns) sweep(ctx context.Context) error {
+	list, err := c.s.store.CampaignBeats(ctx)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	known := map[api.CampaignID]bool{}
+	mine := false
+	var errs []error
+	for _, b := range list {
+		known[b.ID] = true
+		h, ok := c.beats[b.ID]
+		if !ok || h.driver != b.Driver || h.beat != b.Beat {
+			h = heardCampaign{b.Driver, b.Beat, now}
+			c.beats[b.ID] = h
+		}
+		switch {
+		case b.Driver == c.s.instance:
+			mine = true
+			c.start(b.ID)
+			continue
+		case b.Driver == "", c.first && c.s.exec.sameName(b.Driver):
+		case now.Sub(h.at) < c.s.cfg.TakeOver:
+			continue
+		}
+		if err := c.take(ctx, b); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for id := range c.beats {
+		if !known[id] {
+			delete(c.beats, id)
+		}
+	}
+	c.first = false
+	if mine {
+		errs = append(errs, c.s.store.BeatCampaigns(ctx, c.s.instance))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *campaigns) take(ctx context.Context, seen CampaignBeat) error {
+	ok, err := c.s.store.TakeCampaign(ctx, seen, c.s.instance)
+	if err != nil || !ok {
+		return err
+	}
+	c.s.log.Info("campaign taken on", "campaign", seen.ID, "from", seen.Driver)
+	if err := c.hook(ctx, CampaignStepTaken, seen.ID, 0); err != nil {
+		return err
+	}
+	c.start(seen.ID)
+	return nil
+}
+
+func (c *campaigns) hook(ctx context.Context, step string, id api.CampaignID, pos int64) error {
+	if c.s.cfg.CampaignHook == nil {
+		return nil
+	}
+	if err := c.s.cfg.CampaignHook(ctx, step, id, pos); err != nil {
+		return &hookError{err}
+	}
+	return nil
+}
+
+// start drives a campaign here; again is no harm.
+func (c *campaigns) start(id api.CampaignID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running[id] != nil || c.s.ctx.Err() != nil {
+		return
+	}
+	r := &campaignRun{c: c, id: id, wake: make(chan struct{}, 1), full: map[cells.CellID]time.Time{}}
+	c.running[id] = r
+	c.s.wg.Go(func() {
+		r.drive(c.s.ctx)
+		c.mu.Lock()
+		delete(c.running, id)
+		c.mu.Unlock()
+	})
+}
+
+// lookEvery is how often a campaign looks at moves that other directories drive.
+const lookEvery = 250 * time.Millisecond
+
+func (r *campaignRun) drive(ctx context.Context) {
+	wait := 50 * time.Millisecond
+	for ctx.Err() == nil {
+		next, err := r.step(ctx)
+		switch {
+		case errors.Is(err, errNotDriver), stopped(err):
+			return
+		case err != nil:
+			if ctx.Err() == nil {
+				r.c.s.log.Warn("campaign not driven on; trying again", "campaign", r.id, "err", err)
+			}
+			next, wait = wait, min(2*wait, 5*time.Second)
+		default:
+			wait = 50 * time.Millisecond
+		}
+		t := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+		case <-r.wake:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+}
+
+func (r *campaignRun) audit(action, actor string) api.AuditEntry {
+	s := r.c.s
+	return api.AuditEntry{At: time.Now().UTC(), Peer: "directory/" + s.cfg.Name, Actor: actor, RequestID: string(r.id), Action: action}
+}
+
+// step does what there is to do, and says when to look again.
+func (r *campaignRun) step(ctx context.Context) (time.Duration, error) {
+	s := r.c.s
+	c, err := s.store.Campaign(ctx, r.id)
+	if err != nil {
+		return 0, err
+	}
+	if c.Driver != s.instance || !c.Driven() {
+		return 0, errNotDriver
+	}
+	running, err := r.settle(ctx, &c)
+	if err != nil {
+		return 0, err
+	}
+	if c, err = s.store.Campaign(ctx, r.id); err != nil {
+		return 0, err
+	}
+	if c.State == api.CampaignRunning && c.Settings.Stops(c.Counts.Failed-c.Forgiven, c.Counts.Total) {
+		if c, err = r.stop(ctx); err != nil {
+			return 0, err
+		}
+	}
+	wait := lookEvery
+	if c.State == api.CampaignRunning {
+		if wait, err = r.begin(ctx, &c, running); err != nil {
+			return 0, err
+		}
+		if c, err = s.store.Campaign(ctx, r.id); err != nil {
+			return 0, err
+		}
+	}
+	if c.Counts.Running > 0 {
+		return min(wait, lookEvery), nil
+	}
+	switch {
+	case c.State == api.CampaignAborting, c.State == api.CampaignRunning && c.Counts.Pending == 0:
+		return 0, r.finish(ctx, &c)
+	case c.State == api.CampaignRunning:
+		return wait, nil
+	}
+	// Paused, and nothing runs: nobody needs to drive it.
+	_, err = s.store.UpdateCampaign(ctx, r.id, func(c *api.Campaign) error {
+		if c.Driven() || c.Driver != s.instance {
+			return errNoChange
+		}
+		c.Driver = ""
+		return nil
+	}, nil)
+	if errors.Is(err, errNoChange) {
+		return 0, nil
+	}
+	return 0, err
+}
+
+// stop pauses a campaign whose failures have used up what was allowed.
+func (r *campaignRun) stop(ctx context.Context) (api.Campaign, error) {
+	e := r.audit("campaign.stop", "directory/"+r.c.s.cfg.Name)
+	c, err := r.c.s.store.UpdateCampaign(ctx, r.id, func(c *api.Campaign) error {
+		if c.State != api.CampaignRunning {
+			return errNoChange
+		}
+		c.State = api.CampaignPaused
+		c.Reason = fmt.Sprintf("%d of %d moves have failed; it stops after %s", c.Counts.Failed-c.Forgiven, c.Counts.Total, c.Settings.StopAfter)
+		c.UpdatedAt = time.Now().UTC()
+		return nil
+	}, &e)
+	if errors.Is(err, errNoChange) {
+		return r.c.s.store.Campaign(ctx, r.id)
+	}
+	if err == nil {
+		r.c.s.log.Warn("campaign stopped", "campaign", r.id, "reason", c.Reason)
+		err = r.c.hook(ctx, CampaignStepStopped, r.id, 0)
+	}
+	return c, err
+}
+
+// finish ends a campaign of which nothing runs and nothing is to be begun.
+func (r *campaignRun) finish(ctx context.Context, c *api.Campaign) error {
+	end := api.CampaignDone
+	if c.State == api.CampaignAborting {
+		end = api.CampaignAborted
+		if _, err := r.c.s.store.MoveItems(ctx, r.id, []api.ItemState{api.ItemPending}, api.ItemSkipped, "the campaign was aborted"); err != nil {
+			return err
+		}
+	}
+	e := r.audit("campaign."+strings.ToLower(string(end)), "directory/"+r.c.s.cfg.Name)
+	from := c.State
+	_, err := r.c.s.store.UpdateCampaign(ctx, r.id, func(c *api.Campaign) error {
+		if c.State != from || c.Counts.Running > 0 || c.Counts.Pending > 0 {
+			return errNoChange
+		}
+		c.State, c.Driver = end, ""
+		c.FinishedAt = time.Now().UTC()
+		c.UpdatedAt = c.FinishedAt
+		return nil
+	}, &e)
+	if errors.Is(err, errNoChange) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.c.s.log.Info("campaign ended", "campaign", r.id, "state", end)
+	if err := r.c.hook(ctx, CampaignStepDone, r.id, 0); err != nil {
+		return err
+	}
+	return errNotDriver
+}
+
+// settle looks at the moves of the running items: those that are over give their
+// items the result, those that were never recorded are recorded now. It returns
+// what still runs.
+func (r *campaignRun) settle(ctx context.Context, c *api.Campaign) ([]api.CampaignItem, error) {
+	var running []api.CampaignItem
+	after := int64(0)
+	for {
+		list, err := r.c.s.store.CampaignItems(ctx, ItemFilter{Campaign: r.id, State: api.ItemRunning, After: after, Limit: api.MaxPage})
+		if err != nil {
+			return nil, err
+		}
+		for i := range list {
+			still, err := r.look(ctx, c, &list[i])
+			if err != nil {
+				return nil, err
+			}
+			if still {
+				running = append(running, list[i])
+			}
+		}
+		if len(list) < api.MaxPage {
+			return running, nil
+		}
+		after = list[len(list)-1].Pos
+	}
+}
+
+// look looks at one running item and reports whether it still runs.
+func (r *campaignRun) look(ctx context.Context, c *api.Campaign, it *api.CampaignItem) (bool, error) {
+	s := r.c.s
+	m, err := s.store.Move(ctx, it.Move)
+	if errors.Is(err, cells.ErrNotFound) {
+		// Nothing was begun: the move's record comes first.
+		if c.State == api.CampaignAborting {
+			return false, r.result(ctx, it, api.ItemSkipped, "the campaign was aborted", nil)
+		}
+		return r.create(ctx, c, it)
+	}
+	if err != nil {
+		return true, err
+	}
+	m = s.exec.current(m)
+	if m.State.Active() {
+		if c.State == api.CampaignAborting && c.Rollback && !m.Cancel && m.State != api.MoveCommitted {
+			return true, s.giveUp(ctx, &m, r.audit("move.rollback", c.RunBy), "the campaign was aborted")
+		}
+		return true, nil
+	}
+	// What is concluded here is told only once it is stored.
+	switch m.State {
+	case api.MoveRolledBack:
+		return false, r.result(ctx, it, api.ItemFailed, orDefault(m.Reason, "rolled back"), &m)
+	case api.MoveRefused:
+		state := api.ItemFailed
+		if strings.Contains(m.Reason, cells.ErrBudget.Error()) {
+			state = api.ItemDeferred
+		}
+		return false, r.result(ctx, it, state, m.Reason, &m)
+	}
+	return false, r.result(ctx, it, api.ItemMoved, "", &m)
+}
+
+// result gives a running item its result, once.
+func (r *campaignRun) result(ctx context.Context, it *api.CampaignItem, state api.ItemState, reason string, m *api.Move) error {
+	now := time.Now().UTC()
+	attempt := it.Attempt
+	e := r.audit("campaign.item", "directory/"+r.c.s.cfg.Name)
+	e.Tenant, e.Cell, e.Move = it.Tenant, it.To, it.Move
+	e.Detail = detail(map[string]any{"state": state, "reason": reason, "attempt": attempt})
+	_, err := r.c.s.store.UpdateItem(ctx, r.id, it.Pos, func(it *api.CampaignItem) error {
+		if it.State != api.ItemRunning || it.Attempt != attempt {
+			return errItemTaken
+		}
+		it.State, it.Reason, it.FinishedAt = state, reason, now
+		if m != nil {
+			it.Pause = m.Pause
+		}
+		return nil
+	}, func(c *api.Campaign, it *api.CampaignItem) error {
+		c.Pause += it.Pause
+		if state == api.ItemMoved && m != nil && !m.StartedAt.IsZero() {
+			served := m.ServedAt
+			if served.IsZero() {
+				served = now
+			}
+			c.Spent += max(served.Sub(m.StartedAt), 0)
+		}
+		c.UpdatedAt = now
+		return nil
+	}, &e)
+	if errors.Is(err, errItemTaken) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	clear(r.full)
+	if state == api.ItemMoved && m != nil && m.Rows > 0 {
+		if err := r.c.s.store.SaveMeasures(ctx, []Measurement{{Tenant: it.Tenant, Rows: m.Rows, Bytes: m.Bytes, At: now}}); err != nil {
+			r.c.s.log.Warn("measure not kept", "tenant", it.Tenant, "err", err)
+		}
+	}
+	return r.c.hook(ctx, CampaignStepResult, r.id, it.Pos)
+}
