@@ -142,13 +142,16 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 	now := time.Now().UTC()
 	m := api.Move{
 		ID: it.Move, Tenant: it.Tenant, From: it.From, To: it.To, State: api.MovePreparing, Step: "queued",
-		Actor: c.RunBy, Force: c.Settings.Force, OperationID: string(it.Move), RequestID: string(r.id), Driver: s.instance, CreatedAt: now, UpdatedAt: now,
+		Actor: c.RunBy, Force: c.Settings.Force, OperationID: string(it.Move), RequestID: string(r.id), Campaign: r.id, Item: it.Pos,
+		Driver: s.instance, CreatedAt: now, UpdatedAt: now,
 	}
 	e := r.audit("move.create", c.RunBy)
 	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID
 	e.Detail = detail(map[string]any{"from": m.From, "to": m.To, "force": m.Force, "campaign": r.id})
 	rec, created, err := s.store.CreateMove(ctx, m, e)
 	switch {
+	case errors.Is(err, cells.ErrConflict):
+		return true, nil // another driver has given the item its result meanwhile
 	case errors.Is(err, ErrMoveActive):
 		return false, r.result(ctx, it, api.ItemSkipped, fmt.Sprintf("move %s of the tenant is under way", rec.ID), nil)
 	case errors.Is(err, ErrCellClosed) && others:
@@ -174,14 +177,14 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 // back makes a running item pending again, of which nothing was begun.
 func (r *campaignRun) back(ctx context.Context, it *api.CampaignItem) error {
 	attempt := it.Attempt
-	_, err := r.c.s.store.UpdateItem(ctx, r.id, it.Pos, func(it *api.CampaignItem) error {
+	_, err := r.c.s.store.UpdateUnmoved(ctx, r.id, it.Pos, func(it *api.CampaignItem) error {
 		if it.State != api.ItemRunning || it.Attempt != attempt {
 			return errItemTaken
 		}
 		it.State, it.Reason = api.ItemPending, "its cell has no room yet"
 		return nil
 	}, nil, nil)
-	if errors.Is(err, errItemTaken) {
+	if errors.Is(err, errItemTaken) || errors.Is(err, cells.ErrConflict) {
 		return nil
 	}
 	return err

@@ -398,7 +398,11 @@ func (r *campaignRun) result(ctx context.Context, it *api.CampaignItem, state ap
 	e := r.audit("campaign.item", "directory/"+r.c.s.cfg.Name)
 	e.Tenant, e.Cell, e.Move = it.Tenant, it.To, it.Move
 	e.Detail = detail(map[string]any{"state": state, "reason": reason, "attempt": attempt})
-	_, err := r.c.s.store.UpdateItem(ctx, r.id, it.Pos, func(it *api.CampaignItem) error {
+	update := r.c.s.store.UpdateItem
+	if m == nil { // another driver may have recorded the move meanwhile
+		update = r.c.s.store.UpdateUnmoved
+	}
+	_, err := update(ctx, r.id, it.Pos, func(it *api.CampaignItem) error {
 		if it.State != api.ItemRunning || it.Attempt != attempt {
 			return errItemTaken
 		}
@@ -419,7 +423,7 @@ func (r *campaignRun) result(ctx context.Context, it *api.CampaignItem, state ap
 		c.UpdatedAt = now
 		return nil
 	}, &e)
-	if errors.Is(err, errItemTaken) {
+	if errors.Is(err, errItemTaken) || m == nil && errors.Is(err, cells.ErrConflict) {
 		return nil
 	}
 	if err != nil {

@@ -71,6 +71,9 @@ type CampaignStore interface {
 	// error of one is returned and changes nothing. Pos, Tenant, From and To cannot be
 	// changed. ErrNotFound.
 	UpdateItem(ctx context.Context, id api.CampaignID, pos int64, fn func(*api.CampaignItem) error, also func(*api.Campaign, *api.CampaignItem) error, audit *api.AuditEntry) (api.CampaignItem, error)
+	// UpdateUnmoved does as UpdateItem, and refuses with ErrConflict when the item's
+	// move is recorded: so an item never gets a result that its move does not have.
+	UpdateUnmoved(ctx context.Context, id api.CampaignID, pos int64, fn func(*api.CampaignItem) error, also func(*api.Campaign, *api.CampaignItem) error, audit *api.AuditEntry) (api.CampaignItem, error)
 	// MoveItems gives every item in one of the states another state and reason, and
 	// reports how many there were.
 	MoveItems(ctx context.Context, id api.CampaignID, from []api.ItemState, to api.ItemState, reason string) (int64, error)

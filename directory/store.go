@@ -171,7 +171,8 @@ type Store interface {
 	// CreateMove records a move in state PREPARING, after looking at the target cell
 	// and its quota in the same transaction; while the move is active it counts
 	// as a tenant of the target. A repeated operation id answers the first record
-	// and created false. ErrNoCell, ErrCellClosed, ErrOperationReused, ErrMoveActive (the
+	// and created false. A move of a campaign is recorded only while its item is RUNNING
+	// and names it: ErrConflict. ErrNoCell, ErrCellClosed, ErrOperationReused, ErrMoveActive (the
 	// record of the other move is returned with it).
 	CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry) (rec api.Move, created bool, err error)
 	// Move returns a record. ErrNotFound.

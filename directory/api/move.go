@@ -132,6 +132,9 @@ type Move struct {
 	Force       bool   `json:"force,omitempty"`
 	OperationID string `json:"operation_id,omitempty"`
 	RequestID   string `json:"request_id,omitempty"`
+	// Campaign that the move is made for, and the number of its item; "" is none.
+	Campaign CampaignID `json:"campaign,omitempty"`
+	Item     int64      `json:"item,omitempty"`
 	// Reason says why the move was refused or rolled back.
 	Reason string `json:"reason,omitempty"`
 	// Cancel is set when a rollback was asked for before the move began.

@@ -183,6 +183,52 @@ func campaignItemsAreTakenOnce(t TB, h Harness) {
 	}
 }
 
+// An item and its move agree: a move is recorded only while its item waits for it,
+// and an item whose move is recorded gets no other result.
+func campaignMovesOnce(t TB, h Harness) {
+	e := start(t, h)
+	e.cell("b", api.CellSpec{})
+	e.campaign("c1", 2, "")
+	of := func(pos int64, id string) api.Move {
+		m := move(id, fmt.Sprintf("t%03d", pos-1), "a", "b", id)
+		m.Campaign, m.Item = "c1", pos
+		return m
+	}
+	if _, _, err := e.createMove(of(1, "c1.1.1")); !errors.Is(err, cells.ErrConflict) {
+		e.Errorf("a move of an item that is not begun: %v", err)
+	}
+	begin := func(pos int64, id cells.MoveID) {
+		e.Helper()
+		_, err := e.s.UpdateItem(e.ctx, "c1", pos, func(it *api.CampaignItem) error { it.State, it.Move = api.ItemRunning, id; return nil }, nil, nil)
+		e.must(err)
+	}
+	fail := func(it *api.CampaignItem) error { it.State = api.ItemFailed; return nil }
+	begin(1, "c1.1.1")
+	if _, _, err := e.createMove(of(1, "c1.1.2")); !errors.Is(err, cells.ErrConflict) {
+		e.Errorf("a move that the item does not name: %v", err)
+	}
+	if _, _, err := e.createMove(of(2, "c1.1.1")); !errors.Is(err, cells.ErrConflict) {
+		e.Errorf("a move of another item: %v", err)
+	}
+	e.mustCreate(of(1, "c1.1.1"))
+	if _, created, err := e.createMove(of(1, "c1.1.1")); err != nil || created {
+		e.Errorf("the same again: %v %v", created, err)
+	}
+	if _, err := e.s.UpdateUnmoved(e.ctx, "c1", 1, fail, nil, nil); !errors.Is(err, cells.ErrConflict) {
+		e.Errorf("a result beside a recorded move: %v", err)
+	}
+	begin(2, "c1.2.1")
+	if _, err := e.s.UpdateUnmoved(e.ctx, "c1", 2, fail, nil, nil); err != nil {
+		e.Errorf("a result without a move: %v", err)
+	}
+	if _, _, err := e.createMove(of(2, "c1.2.1")); !errors.Is(err, cells.ErrConflict) {
+		e.Errorf("a move after the result: %v", err)
+	}
+	if n := e.counts("c1"); n.Running != 1 || n.Failed != 1 {
+		e.Errorf("counts %+v", n)
+	}
+}
+
 func campaignEdits(t TB, h Harness) {
 	e := start(t, h)
 	c := e.campaign("c1", 5, "")

@@ -74,6 +74,7 @@ func Cases() []Case {
 		{"AuditFollowsChanges", auditFollowsChanges},
 		{"CampaignLifecycle", campaignLifecycle},
 		{"CampaignItemsAreTakenOnce", campaignItemsAreTakenOnce},
+		{"CampaignMovesOnce", campaignMovesOnce},
 		{"CampaignEdits", campaignEdits},
 		{"CampaignTakeover", campaignTakeover},
 		{"FactsOfTenants", factsOfTenants},

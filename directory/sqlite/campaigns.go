@@ -263,6 +263,19 @@ func (s *Store) ReplaceItems(ctx context.Context, id api.CampaignID, fn func(*ap
 func (s *Store) UpdateItem(ctx context.Context, id api.CampaignID, pos int64, fn func(*api.CampaignItem) error,
 	also func(*api.Campaign, *api.CampaignItem) error, audit *api.AuditEntry,
 ) (api.CampaignItem, error) {
+	return s.updateItem(ctx, id, pos, false, fn, also, audit)
+}
+
+// UpdateUnmoved implements [directory.Store].
+func (s *Store) UpdateUnmoved(ctx context.Context, id api.CampaignID, pos int64, fn func(*api.CampaignItem) error,
+	also func(*api.Campaign, *api.CampaignItem) error, audit *api.AuditEntry,
+) (api.CampaignItem, error) {
+	return s.updateItem(ctx, id, pos, true, fn, also, audit)
+}
+
+func (s *Store) updateItem(ctx context.Context, id api.CampaignID, pos int64, unmoved bool, fn func(*api.CampaignItem) error,
+	also func(*api.Campaign, *api.CampaignItem) error, audit *api.AuditEntry,
+) (api.CampaignItem, error) {
 	var out api.CampaignItem
 	err := s.tx(ctx, "update item", func(tx *sql.Tx) error {
 		c, err := campaignIn(ctx, tx, id)
@@ -272,6 +285,15 @@ func (s *Store) UpdateItem(ctx context.Context, id api.CampaignID, pos int64, fn
 		old, err := scanItem(tx.QueryRowContext(ctx, `SELECT doc, state FROM campaign_items WHERE campaign = ? AND pos = ?`, id, pos))
 		if err != nil {
 			return err
+		}
+		if unmoved && old.Move != "" {
+			var n int
+			if err := tx.QueryRowContext(ctx, `SELECT count(*) FROM moves WHERE id = ?`, old.Move).Scan(&n); err != nil {
+				return err
+			}
+			if n > 0 {
+				return fmt.Errorf("%w: move %s is recorded", cells.ErrConflict, old.Move)
+			}
 		}
 		it := old
 		if err := fn(&it); err != nil {

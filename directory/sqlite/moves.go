@@ -54,6 +54,11 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 		if !errors.Is(err, sql.ErrNoRows) {
 			return err
 		}
+		if m.Campaign != "" {
+			if err := itemNames(ctx, tx, &m); err != nil {
+				return err
+			}
+		}
 		if _, err := chooseCell(ctx, tx, m.To, m.Tenant, nil); err != nil {
 			return err
 		}
@@ -80,6 +85,18 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 		return insertAudit(ctx, tx, audit)
 	})
 	return rec, created, err
+}
+
+// itemNames checks that a campaign still wants the move.
+func itemNames(ctx context.Context, tx *sql.Tx, m *api.Move) error {
+	it, err := scanItem(tx.QueryRowContext(ctx, `SELECT doc, state FROM campaign_items WHERE campaign = ? AND pos = ?`, m.Campaign, m.Item))
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	if err != nil || it.State != api.ItemRunning || it.Move != m.ID || it.Tenant != m.Tenant {
+		return fmt.Errorf("%w: item %d of campaign %s does not wait for move %s", cells.ErrConflict, m.Item, m.Campaign, m.ID)
+	}
+	return nil
 }
 
 // firstMove returns the move that the operation made, or nil.

@@ -174,6 +174,8 @@ func (m *mutant) CreateMove(ctx context.Context, mv api.Move, a api.AuditEntry) 
 	switch {
 	case m.is("moves are no operations"):
 		mv.OperationID = ""
+	case m.is("moves look at no items"):
+		mv.Campaign = ""
 	case m.is("moves count at once"):
 		rec, created, err := m.Store.CreateMove(ctx, mv, a)
 		if err == nil && created {
@@ -318,6 +320,8 @@ func TestSuiteKillsMutants(t *testing.T) {
 		"beats are forgotten":                  "MoveTakeover",
 		"campaigns are made again":             "CampaignLifecycle",
 		"items are read before":                "CampaignItemsAreTakenOnce",
+		"moves look at no items":               "CampaignMovesOnce",
+		"results look at no moves":             "CampaignMovesOnce",
 		"edits keep what was planned":          "CampaignEdits",
 		"campaigns are taken from the living":  "CampaignTakeover",
 		"measures are the last":                "FactsOfTenants",

@@ -146,7 +146,7 @@ func (a *app) cellsCmd() *cobra.Command {
 func (a *app) cellSetCmd() *cobra.Command {
 	var spec api.CellSpec
 	var closed, open bool
-	var max string
+	var max, rowsMax, bytesMax, loadMax string
 	c := &cobra.Command{
 		Use:   "set CELL",
 		Short: "Register a cell, or change its labels, quota and whether it takes new tenants",
@@ -159,6 +159,9 @@ func (a *app) cellSetCmd() *cobra.Command {
 	f.StringVar(&spec.Version, "version", "", "the version that the cell is pinned to")
 	f.StringVar(&spec.Upstream, "upstream", "", "one address for edges to reach the cell at; default: its processes' own")
 	f.StringVar(&max, "placements-max", "", "quota of tenants, or none")
+	f.StringVar(&rowsMax, "rows-max", "", "how many rows plans may put into the cell, or none")
+	f.StringVar(&bytesMax, "bytes-max", "", "how many bytes, or none")
+	f.StringVar(&loadMax, "load-max", "", "how many requests a second, or none")
 	f.BoolVar(&closed, "closed", false, "take no new tenants")
 	f.BoolVar(&open, "open", false, "take new tenants again")
 	c.MarkFlagsMutuallyExclusive("closed", "open")
@@ -194,6 +197,30 @@ func (a *app) cellSetCmd() *cobra.Command {
 					return usagef("--placements-max is a number or none")
 				}
 				next.PlacementsMax = &n
+			}
+		}
+		for name, to := range map[string]struct {
+			text string
+			into **int64
+		}{"rows-max": {rowsMax, &next.RowsMax}, "bytes-max": {bytesMax, &next.BytesMax}} {
+			if !f.Changed(name) {
+				continue
+			}
+			if *to.into = nil; to.text != "none" {
+				n, err := strconv.ParseInt(to.text, 10, 64)
+				if err != nil || n < 0 {
+					return usagef("--%s is a number or none", name)
+				}
+				*to.into = &n
+			}
+		}
+		if f.Changed("load-max") {
+			if next.LoadMax = nil; loadMax != "none" {
+				n, err := strconv.ParseFloat(loadMax, 64)
+				if err != nil || !(n >= 0) {
+					return usagef("--load-max is a number or none")
+				}
+				next.LoadMax = &n
 			}
 		}
 		got, err := cl.PutCell(ctx, id, next)
@@ -314,7 +341,7 @@ func (a *app) tenantsCmd() *cobra.Command {
 	c.Flags().StringVar(&cell, "cell", "", "only those that this cell holds, gives or gets")
 	c.Flags().BoolVar(&deleted, "deleted", false, "tombstones too")
 	_ = c.RegisterFlagCompletionFunc("cell", a.completeCells)
-	c.AddCommand(a.tenantDeleteCmd())
+	c.AddCommand(a.tenantDeleteCmd(), a.tenantSetCmd(), a.tenantMeasureCmd())
 	return c
 }
 
