@@ -41,6 +41,9 @@ type Config struct {
 	// tokens, for cells whose gates ask for none.
 	AdmissionKey []byte
 
+	// Witness notes what clients see of moves; nil notes nothing. The caller runs it.
+	Witness *Witness
+
 	// Hold bounds the requests that wait. See [hold.Limits] for its defaults.
 	Hold hold.Limits
 	// ConnectWait is how long a request waits for a process of its cell to take

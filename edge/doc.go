@@ -44,6 +44,14 @@
 // body, as the answer came instead of 100 Continue. Handlers that talk both ways at
 // once read first, or are reached by HTTP/2 (HTTP2ToCells, gRPC).
 //
+// # What clients saw of a move
+//
+// A [Witness] notes which requests were refused because of a move, and from when to
+// when, and reports it to the directory over the channel: that is what the tenant's
+// budget is charged with. While the directory is away reports wait; what a killed
+// process had not reported is lost, and the driver's own pause is charged if no other
+// edge has reported.
+//
 // # What is changed on the way
 //
 // The method, the raw path and query, the Host, the body and its trailers go as the

@@ -54,6 +54,11 @@ type exchange struct {
 	connectBy time.Time // when to give the cell up
 	lastError error     // of the last attempt to connect
 
+	// The move that the request has waited for, and whether it still does.
+	cutBase cells.Epoch
+	cutMove cells.MoveID
+	inCut   bool
+
 	ticket   *hold.Ticket
 	holdBy   time.Time     // when all waiting must end; set by the first wait
 	heldFor  time.Duration // so far
@@ -105,11 +110,12 @@ func (x *exchange) route() (cells.Decision, error) {
 			if x.cell != d.Cell {
 				x.tried = x.tried[:0]
 			}
-			x.cell, x.epoch, x.rule = d.Cell, d.Epoch, d.Rule
+			x.cell, x.epoch, x.rule, x.inCut = d.Cell, d.Epoch, d.Rule, false
 			return d, nil
 		}
 		switch a.Code {
 		case cells.CodeMoving:
+			x.waitsForCut(d)
 			if err := x.enter(); err != nil {
 				return d, err
 			}
@@ -282,6 +288,9 @@ func (x *exchange) repair(d cells.Decision, a *cells.Answer) error {
 		a.RetryAfter = max(a.RetryAfter, time.Second)
 		final = a
 	}
+	if a.Code == cells.CodeMoving {
+		x.waitsForCut(d)
+	}
 	if x.refusals > x.s.cfg.MaxRefusals {
 		return final
 	}
@@ -423,6 +432,7 @@ func (x *exchange) finish(panicked any) {
 		}
 	}
 	x.s.metrics.observe(x)
+	x.witness()
 	n := x.s.cfg.AccessLog
 	if n > 0 && (x.s.seq.Add(1)%uint64(n) == 0 || x.cause != nil || panicked != nil) {
 		x.log()

@@ -103,6 +103,9 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 		if o.fallbck != "" {
 			opts = append(opts, cells.WithDefaultCell(o.fallbck))
 		}
+		if o.cfg.Witness != nil {
+			opts = append(opts, cells.WithOnChange(o.cfg.Witness.Route))
+		}
 		f.view = f.router(opts...)
 		routes = f.view
 	}

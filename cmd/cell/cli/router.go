@@ -3,16 +3,19 @@
 package cli
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/cmd/cell/fleet"
+	"github.com/cloister-dev/cloister/directory/client"
 	"github.com/cloister-dev/cloister/edge"
 	"github.com/cloister-dev/cloister/edge/extract"
 	"github.com/cloister-dev/cloister/edge/topology"
@@ -106,7 +109,12 @@ func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl
 	hc := ch.Client(channel.Identity{Role: channel.RoleDirectory})
 	defer hc.CloseIdleConnections()
 	table := remote.NewClient(hc, fl.directoryURL)
-	opts := []cells.RouterOption{cells.WithRouterLogger(a.log), cells.WithSnapshot(filepath.Join(fl.state, "routes.snapshot"), cfg.AdmissionKey)}
+	directory, err := client.Edge(hc, fl.directoryURL)
+	if err != nil {
+		return &usageError{err}
+	}
+	cfg.Witness = edge.NewWitness(directory, a.log)
+	opts := []cells.RouterOption{cells.WithRouterLogger(a.log), cells.WithOnChange(cfg.Witness.Route), cells.WithSnapshot(filepath.Join(fl.state, "routes.snapshot"), cfg.AdmissionKey)}
 	if fl.defaultCell != "" {
 		opts = append(opts, cells.WithDefaultCell(cells.CellID(fl.defaultCell)))
 	}
@@ -125,5 +133,11 @@ func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl
 	if err != nil {
 		return err
 	}
+	// What is left is reported when the last request has ended.
+	witnessing, end := context.WithCancel(context.WithoutCancel(ctx))
+	var witness sync.WaitGroup
+	witness.Go(func() { cfg.Witness.Run(witnessing) })
+	defer witness.Wait()
+	defer end()
 	return srv.Run(ctx)
 }
