@@ -13,28 +13,44 @@ import (
 
 // Codes of findings, as [Compare] and the stores give them.
 const (
-	FindEngine          = "engine"            // the two cells run different engines; blocking
-	FindVersion         = "version"           // different versions of one engine
-	FindTableMissing    = "table_missing"     // a tenant table is on one side only; blocking
-	FindNoKey           = "no_primary_key"    // a tenant table has no primary key; blocking
-	FindTenantNotInKey  = "tenant_not_in_key" // the primary key lacks the tenant column; blocking
-	FindNullKey         = "null_in_key"       // rows with NULL in the key; blocking
-	FindColumns         = "columns_differ"    // names or types differ; blocking
-	FindKeyDiffers      = "key_differs"       // blocking
-	FindReplicaIdentity = "replica_identity"  // changes would not carry the key; blocking
-	FindWALLevel        = "wal_level"         // the server does not write logical changes; blocking
-	FindSlots           = "no_free_slot"      // no replication slot or sender is free; blocking
-	FindPrivilege       = "privilege"         // the agent's role may not do it; blocking
-	FindNotEmpty        = "target_not_empty"  // rows of the tenant that no move brought; blocking
-	FindTrigger         = "trigger"           // a trigger would run on imported rows; blocking
-	FindSelfReference   = "self_reference"    // foreign keys in a circle, and no right to defer them; blocking
-	FindForeignTenant   = "foreign_key"       // a foreign key that does not carry the tenant
-	FindUnique          = "unique"            // a unique index does not carry the tenant
-	FindLongTransaction = "long_transaction"  // a view waits for transactions that write
-	FindSequence        = "sequence"          // values travel, the sequence is not advanced
-	FindLargeObject     = "large_object"      // only the reference travels
-	FindUnlisted        = "unlisted_table"    // a table with the tenant column that is not listed
-	FindRetention       = "wal_retention"     // the change log is kept without a bound
+	FindEngine          = "engine"             // the two cells run different engines; blocking
+	FindVersion         = "version"            // different versions of one engine; a note
+	FindStandby         = "standby"            // the server is a standby; blocking
+	FindTableMissing    = "table_missing"      // a tenant table is on one side only; blocking
+	FindNoKey           = "no_primary_key"     // a tenant table has no primary key; blocking
+	FindTenantNotInKey  = "tenant_not_in_key"  // the primary key lacks the tenant column; blocking
+	FindNullKey         = "null_in_key"        // rows with NULL in the key; blocking
+	FindColumns         = "columns_differ"     // names, types or collations differ; blocking
+	FindKeyDiffers      = "key_differs"        // blocking
+	FindSchema          = "schema_differs"     // constraints, indexes or partitions differ
+	FindCollation       = "collation"          // the databases' collations differ
+	FindExtension       = "extension"          // an extension is missing at the target, or older
+	FindReplicaIdentity = "replica_identity"   // changes would not carry the key; blocking
+	FindWALLevel        = "wal_level"          // the server does not write logical changes; blocking
+	FindSlots           = "no_free_slot"       // no replication slot or sender is free; blocking
+	FindPrivilege       = "privilege"          // the agent's role may not do it; blocking
+	FindStatistics      = "statistics"         // the role may not see what others do; a note
+	FindNotEmpty        = "target_not_empty"   // rows of the tenant that no move brought; blocking
+	FindTrigger         = "trigger"            // a trigger would run on imported rows; blocking, or a note that it will not
+	FindRule            = "rewrite_rule"       // a rule would rewrite imported rows; blocking
+	FindSelfReference   = "self_reference"     // foreign keys in a circle, and no right to defer them; blocking
+	FindForeignTenant   = "foreign_key"        // a foreign key that does not carry the tenant
+	FindCrossing        = "crosses_tenants"    // rows of the tenant refer to rows of another; blocking
+	FindChild           = "child_table"        // a table that is not listed refers to one that is; blocking if it holds the tenant's rows
+	FindUnlisted        = "unlisted_table"     // a table with the tenant column is not listed; blocking if it holds the tenant's rows
+	FindTenantType      = "tenant_column_type" // the tenant column is no plain text; blocking if it mixes tenants up
+	FindUnique          = "unique"             // a unique index does not carry the tenant
+	FindUnlogged        = "unlogged_table"     // its changes are in no log; blocking
+	FindInheritance     = "inheritance"        // the table inherits, or is inherited from; blocking
+	FindPartitioned     = "partitioned_table"  // rows travel through the root; a note
+	FindGenerated       = "generated_column"   // computed again at the target; a note, or blocking in a key
+	FindVirtual         = "virtual_table"      // its changes cannot be seen; blocking
+	FindLongTransaction = "long_transaction"   // a view waits for transactions that write
+	FindSequence        = "sequence"           // values travel, the sequence is not advanced
+	FindLargeObject     = "large_object"       // only the reference travels; blocking if there is one
+	FindRetention       = "wal_retention"      // the server itself does not bound what it keeps; a note
+	FindDisk            = "disk"               // too little room; blocking at the target
+	FindDiskUnknown     = "disk_unknown"       // how much room there is cannot be seen; a note
 )
 
 // Compare makes a preflight of what the two sides of a move say. Findings of
@@ -51,7 +67,7 @@ func Compare(m cells.MoveRef, src, dst Survey) cells.Preflight {
 		return p
 	}
 	if src.Version != dst.Version {
-		p.Findings = append(p.Findings, cells.Finding{Code: FindVersion, Cell: m.Target,
+		p.Findings = append(p.Findings, cells.Finding{Code: FindVersion, Cell: m.Target, Note: true,
 			Message: fmt.Sprintf("%s %s at the source, %s at the target", src.Engine, src.Version, dst.Version),
 			Fix:     "none needed: values travel as text, and both sides are compared"})
 	}
@@ -71,7 +87,10 @@ func Compare(m cells.MoveRef, src, dst Survey) cells.Preflight {
 			add(m.Target, FindKeyDiffers, t.Name, fmt.Sprintf("key (%s) at the source, (%s) at the target", strings.Join(t.Key, ", "), strings.Join(d.Key, ", ")),
 				"give the table the same primary key on both cells")
 		}
+		p.Findings = append(p.Findings, ruleDiff(m, t, d)...)
+		p.Findings = append(p.Findings, sequences(m, t, d)...)
 	}
+	p.Findings = append(p.Findings, surroundings(m, src, dst, p.Bytes)...)
 	here := byName(src)
 	for _, t := range dst.Tables {
 		if _, ok := here[t.Name]; !ok {
@@ -82,16 +101,8 @@ func Compare(m cells.MoveRef, src, dst Survey) cells.Preflight {
 			add(m.Target, FindNotEmpty, t.Name, fmt.Sprintf("the target already holds rows of tenant %s", m.Tenant), fix)
 		}
 	}
-	for side, s := range map[cells.CellID]Survey{m.Source: src, m.Target: dst} {
-		for _, f := range s.Findings {
-			if f.Code == FindSlots && (side != m.Source || knows(src, m)) || side != m.Source && f.Code == FindReplicaIdentity ||
-				side != m.Target && (f.Code == FindTrigger || f.Code == FindSelfReference) || side != m.Source && slices.Contains(sourceOnly, f.Code) {
-				continue
-			}
-			f.Cell = side
-			p.Findings = append(p.Findings, f)
-		}
-	}
+	p.Findings = append(p.Findings, ofSide(m.Source, src, targetOnly, knows(src, m))...)
+	p.Findings = append(p.Findings, ofSide(m.Target, dst, sourceOnly, false)...)
 	slices.SortStableFunc(p.Findings, func(a, b cells.Finding) int {
 		return strings.Compare(rank(a)+a.Table+"\x00"+a.Code, rank(b)+b.Table+"\x00"+b.Code)
 	})
@@ -107,12 +118,33 @@ func knows(s Survey, m cells.MoveRef) bool {
 	return slices.Contains(s.Moves, m.ID) || m.Undoes != "" && slices.Contains(s.Moves, m.Undoes)
 }
 
-// sourceOnly are findings that say nothing about a target.
-var sourceOnly = []string{FindWALLevel, FindRetention, FindPrivilege, FindLongTransaction}
+// sourceOnly are findings that say nothing about a target, targetOnly those that say
+// nothing about a source.
+var (
+	sourceOnly = []string{FindWALLevel, FindRetention, FindPrivilege, FindLongTransaction, FindSlots, FindReplicaIdentity, FindChild, FindUnlisted, FindCrossing,
+		FindForeignTenant, FindLargeObject, FindPartitioned, FindGenerated, FindNullKey}
+	targetOnly = []string{FindTrigger, FindSelfReference, FindRule, FindUnique}
+)
+
+// ofSide are the findings of one side that matter there. A move that has its slot
+// needs none.
+func ofSide(cell cells.CellID, s Survey, not []string, begun bool) (out []cells.Finding) {
+	for _, f := range s.Findings {
+		if slices.Contains(not, f.Code) || begun && f.Code == FindSlots {
+			continue
+		}
+		f.Cell = cell
+		out = append(out, f)
+	}
+	return out
+}
 
 func rank(f cells.Finding) string {
-	if f.Blocking {
+	switch {
+	case f.Blocking:
 		return "0"
+	case f.Note:
+		return "2"
 	}
 	return "1"
 }

@@ -4,8 +4,13 @@ package transfer
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
@@ -41,6 +46,27 @@ type TableInfo struct {
 	// Rows and Bytes are estimates for the tenant. Rows is 0 only if there is none.
 	Rows  int64 `json:"rows"`
 	Bytes int64 `json:"bytes"`
+	// Rules are what else the table asks of its rows, one a line, sorted: constraints,
+	// indexes, partitions. Names of constraints and indexes are left out.
+	Rules []string `json:"rules,omitempty"`
+	// Sequences give out values of columns.
+	Sequences []Sequence `json:"sequences,omitempty"`
+}
+
+// Sequence is what gives out the values of a column.
+type Sequence struct {
+	Column string `json:"column"`
+	Name   string `json:"name"`
+	// Last is the last value that was given out; 0 if none was, or if the agent may not
+	// see it. Highest is the tenant's highest value; 0 if it has none.
+	Last    int64 `json:"last"`
+	Highest int64 `json:"highest"`
+}
+
+// Disk is the room of the file system that holds a database.
+type Disk struct {
+	Free  int64 `json:"free"` // bytes
+	Total int64 `json:"total"`
 }
 
 // Column is one column of a tenant table.
@@ -57,12 +83,43 @@ type Survey struct {
 	Version string `json:"version,omitempty"`
 	// Tables are in the order in which they can be filled: what is referred to first.
 	Tables []TableInfo `json:"tables"`
-	// Fingerprint covers names, columns, types and keys of all tables.
+	// Fingerprint covers names, columns, types, collations, keys, constraints and indexes of
+	// all tables. It is the same for two cells exactly if they have the same schema.
 	Fingerprint string `json:"fingerprint"`
+	// Extensions are those of the database, with their versions.
+	Extensions map[string]string `json:"extensions,omitempty"`
+	// Collation is the database's own.
+	Collation string `json:"collation,omitempty"`
+	// Disk is nil where the agent cannot see it.
+	Disk *Disk `json:"disk,omitempty"`
 	// Moves are those that this store knows about the tenant: captures and imports
 	// that were begun and not yet cleaned up. Rows of an import are no surprise.
 	Moves    []cells.MoveID  `json:"moves,omitempty"`
 	Findings []cells.Finding `json:"findings"`
+}
+
+// Seal computes the Fingerprint.
+func (s *Survey) Seal() error {
+	type shape struct {
+		guard.Table
+		Columns []Column
+		Key     []string
+		Rules   []string
+	}
+	shapes := make([]shape, len(s.Tables))
+	for i, t := range s.Tables {
+		cols := slices.Clone(t.Columns)
+		slices.SortFunc(cols, func(a, b Column) int { return strings.Compare(a.Name, b.Name) })
+		shapes[i] = shape{t.Table, cols, t.Key, t.Rules}
+	}
+	slices.SortFunc(shapes, func(a, b shape) int { return strings.Compare(a.Name, b.Name) })
+	text, err := json.Marshal(shapes)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(text)
+	s.Fingerprint = hex.EncodeToString(sum[:])
+	return nil
 }
 
 // Batch is a piece of a snapshot or of the changes. Data and LastKey belong to the

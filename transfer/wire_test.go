@@ -315,64 +315,6 @@ func TestStaleAt(t *testing.T) {
 	}
 }
 
-func TestCompare(t *testing.T) {
-	table := func(name string, rows int64, key []string, cols ...Column) TableInfo {
-		return TableInfo{Table: guard.Table{Name: name, TenantColumn: "tenant"}, Key: key, Columns: cols, Rows: rows}
-	}
-	key := []string{"tenant", "id"}
-	id, body := Column{Name: "id", Type: "text"}, Column{Name: "body", Type: "text"}
-	src := Survey{Engine: "postgres", Version: "15", Tables: []TableInfo{table("a", 5, key, id, body), table("b", 1, key, id)},
-		Findings: []cells.Finding{{Code: FindTrigger, Blocking: true}, {Code: FindSequence}, {Code: FindWALLevel, Blocking: true}}}
-	same := Survey{Engine: "postgres", Version: "15", Tables: []TableInfo{table("b", 0, key, id), table("a", 0, key, body, id)}, Findings: []cells.Finding{{Code: FindWALLevel, Blocking: true}}}
-	codes := func(p cells.Preflight) (out string) {
-		for _, f := range p.Findings {
-			if f.Fix == "" && f.Message == "" {
-				f.Fix = "from the store"
-			}
-			if f.Blocking {
-				out += "!"
-			}
-			out += f.Code + " "
-		}
-		return strings.TrimSpace(out)
-	}
-	if got := codes(Compare(testMove, src, same)); got != "!wal_level sequence" {
-		t.Errorf("same tables: %s", got)
-	}
-	src.Findings = nil
-	same.Findings = []cells.Finding{{Code: FindWALLevel, Blocking: true}, {Code: FindTrigger, Table: "a", Blocking: true}}
-	if got := codes(Compare(testMove, src, same)); got != "!trigger" {
-		t.Errorf("trigger at the target: %s", got)
-	}
-	same.Findings = nil
-	p := Compare(testMove, src, same)
-	if p.Blocked() || p.Rows != 6 || p.Copy <= 0 || p.Pause <= 0 || refuse(p) != nil {
-		t.Errorf("good: %+v", p)
-	}
-	for want, dst := range map[string]Survey{
-		"!engine":                          {Engine: "sqlite"},
-		"version":                          {Engine: "postgres", Version: "18", Tables: same.Tables},
-		"!table_missing":                   {Engine: "postgres", Version: "15", Tables: same.Tables[:1]},
-		"!table_missing !target_not_empty": {Engine: "postgres", Version: "15", Tables: append([]TableInfo{table("z", 3, key)}, same.Tables...)},
-		"!columns_differ":                  {Engine: "postgres", Version: "15", Tables: []TableInfo{table("a", 0, key, id), same.Tables[0]}},
-		"!key_differs":                     {Engine: "postgres", Version: "15", Tables: []TableInfo{table("a", 0, []string{"id", "tenant"}, id, body), same.Tables[0]}},
-		"":                                 {Engine: "postgres", Version: "15", Tables: []TableInfo{table("a", 9, key, id, body), same.Tables[0]}, Moves: []cells.MoveID{"m1"}},
-	} {
-		p := Compare(testMove, src, dst)
-		if got := codes(p); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-		if p.Blocked() != errors.Is(refuse(p), cells.ErrInvalid) {
-			t.Errorf("%s: refused %v", want, refuse(p))
-		}
-		for _, f := range p.Findings {
-			if f.Fix == "" || f.Message == "" || f.Cell == "" {
-				t.Errorf("finding %+v says too little", f)
-			}
-		}
-	}
-}
-
 func TestPace(t *testing.T) {
 	o := defaults()
 	p := o.pacer(ContextWithRate(t.Context(), 1000))

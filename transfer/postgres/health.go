@@ -31,9 +31,10 @@ const blockersSQL = `SELECT coalesce(pid, 0), coalesce(gid, ''), coalesce(who, '
 	SELECT pid, NULL AS gid, usename::text AS who, application_name AS app, datname::text AS db, state, xact_start AS began, query_start AS query FROM pg_stat_activity
 		WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
 	UNION ALL SELECT NULL, gid, owner::text, NULL, database::text, 'prepared', prepared, NULL FROM pg_prepared_xacts) AS x
-	WHERE began < now() - make_interval(secs => $1) ORDER BY began LIMIT $2`
+	WHERE gid IS NOT NULL OR began < now() - make_interval(secs => $1) ORDER BY began LIMIT $2`
 
-// blockers returns the oldest transactions that have been open for at least age.
+// blockers returns the oldest transactions that have been open for at least age, and
+// prepared ones of any age.
 func blockers(ctx context.Context, q querier, age time.Duration) ([]transfer.Blocker, error) {
 	rows, err := q.Query(ctx, blockersSQL, age.Seconds(), blockersNamed)
 	if err != nil {
@@ -81,7 +82,7 @@ func (s *Store) Check(ctx context.Context, m cells.MoveRef, l transfer.Limits) (
 		return h, translate(err)
 	}
 	h.ReplicaLag = time.Duration(lag * float64(time.Second))
-	if h.Blockers, err = blockers(ctx, s.pool, blockerAge); err != nil {
+	if h.Blockers, err = blockers(ctx, s.pool, s.patience); err != nil {
 		return h, err
 	}
 	return h, l.Check(m.Source, h.Retained)

@@ -5,6 +5,7 @@ package postgres_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -35,7 +36,29 @@ CREATE TABLE country (code text PRIMARY KEY);
 CREATE TABLE loose (tenant text, id int, code text REFERENCES country, PRIMARY KEY (tenant, id));
 CREATE TABLE rls (tenant text, id int, PRIMARY KEY (tenant, id)); ALTER TABLE rls ENABLE ROW LEVEL SECURITY;
 CREATE TABLE forgotten (tenant text, id int);
-CREATE TABLE good (tenant text, id int, PRIMARY KEY (tenant, id));
+CREATE TABLE kept (tenant text, id int); INSERT INTO kept VALUES ('t', 1), ('u', 2);
+CREATE TABLE cache (tenant text, id int); INSERT INTO cache VALUES ('t', 1);
+CREATE TABLE numbers (tenant int, id int);
+CREATE TABLE parent (tenant text, id int, PRIMARY KEY (tenant, id)); INSERT INTO parent VALUES ('t', 1), ('u', 1);
+CREATE TABLE kid (id int PRIMARY KEY, owner text, pid int, FOREIGN KEY (owner, pid) REFERENCES parent); INSERT INTO kid VALUES (1, 't', 1);
+CREATE TABLE kid2 (id int PRIMARY KEY, owner text, pid int, FOREIGN KEY (owner, pid) REFERENCES parent); INSERT INTO kid2 VALUES (1, 'u', 1);
+CREATE TABLE boss (tenant text, id int UNIQUE, over int REFERENCES boss (id), PRIMARY KEY (tenant, id)); INSERT INTO boss VALUES ('u', 1, NULL), ('t', 2, 1);
+CREATE TABLE peer (tenant text, id int UNIQUE, next int REFERENCES peer (id), PRIMARY KEY (tenant, id)); INSERT INTO peer VALUES ('u', 1, NULL), ('u', 3, 1), ('t', 2, 2);
+CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+CREATE TABLE mixed (tenant text COLLATE blind, id int, PRIMARY KEY (tenant, id));
+CREATE TABLE padded (tenant char(5), id int, PRIMARY KEY (tenant, id));
+CREATE TABLE typed (tenant uuid, id int, PRIMARY KEY (tenant, id));
+CREATE UNLOGGED TABLE unlogged (tenant text, id int, PRIMARY KEY (tenant, id));
+CREATE TABLE ancestor (tenant text, id int, PRIMARY KEY (tenant, id)); CREATE TABLE heir () INHERITS (ancestor);
+CREATE TABLE parts (tenant text, id int, PRIMARY KEY (tenant, id)) PARTITION BY HASH (id); CREATE TABLE parts0 PARTITION OF parts FOR VALUES WITH (MODULUS 1, REMAINDER 0);
+CREATE TABLE gen (tenant text, id int, twice int GENERATED ALWAYS AS (id * 2) STORED, PRIMARY KEY (tenant, id));
+CREATE TABLE genkey (tenant text, id int, twice int GENERATED ALWAYS AS (id * 2) STORED, PRIMARY KEY (tenant, twice));
+CREATE TABLE ruled (tenant text, id int, PRIMARY KEY (tenant, id)); CREATE RULE nothing AS ON INSERT TO ruled DO INSTEAD NOTHING;
+CREATE TABLE always (tenant text, id int, PRIMARY KEY (tenant, id)); CREATE TRIGGER forever BEFORE INSERT ON always FOR EACH ROW EXECUTE FUNCTION f(); ALTER TABLE always ENABLE ALWAYS TRIGGER forever;
+CREATE TABLE lobs (tenant text, id int, o oid, PRIMARY KEY (tenant, id)); INSERT INTO lobs VALUES ('t', 1, lo_create(0));
+CREATE TABLE good (tenant text, id int, v text, PRIMARY KEY (tenant, id), UNIQUE (tenant, v), CHECK (id > 0)); CREATE INDEX ON good (tenant, v DESC) WHERE id > 5; INSERT INTO good VALUES ('t', 1);
+CREATE TABLE better (tenant text, id int, good int, PRIMARY KEY (tenant, id), FOREIGN KEY (tenant, good) REFERENCES good);
+INSERT INTO seq (tenant) VALUES ('u'), ('u'), ('t');
 `
 
 func TestPreflight(t *testing.T) {
@@ -47,7 +70,8 @@ func TestPreflight(t *testing.T) {
 	}
 	defer admin.Close()
 	var tables []guard.Table
-	for _, n := range []string{"nokey", "notinkey", "nocolumn", "noident", "otherident", "seq", "lob", "tree", "trig", "loose", "rls", "good", "missing"} {
+	for _, n := range []string{"nokey", "notinkey", "nocolumn", "noident", "otherident", "seq", "lob", "tree", "trig", "loose", "rls", "missing",
+		"parent", "boss", "peer", "mixed", "padded", "typed", "unlogged", "ancestor", "parts", "gen", "genkey", "ruled", "always", "lobs", "good", "better"} {
 		tables = append(tables, guard.Table{Name: n, TenantColumn: "tenant"})
 	}
 	survey := func(pool *pgxpool.Pool) transfer.Survey {
@@ -57,7 +81,7 @@ func TestPreflight(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer g.Close()
-		s, err := postgres.Open(ctx, postgres.Config{Pool: pool, Keeper: g, Admit: g.AdmitClosed, Tables: tables})
+		s, err := postgres.Open(ctx, postgres.Config{Pool: pool, Keeper: g, Admit: g.AdmitClosed, Tables: tables, Stay: []string{"cache"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,29 +108,67 @@ func TestPreflight(t *testing.T) {
 	if err := g.Install(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	want := func(s transfer.Survey, code, table string, blocking bool) {
+	want := func(s transfer.Survey, code, table, severity string) {
 		t.Helper()
-		if !slices.ContainsFunc(s.Findings, func(f cells.Finding) bool { return f.Code == code && f.Table == table && f.Blocking == blocking }) {
-			t.Errorf("no finding %s of %q, blocking %v", code, table, blocking)
+		if !slices.ContainsFunc(s.Findings, func(f cells.Finding) bool { return f.Code == code && f.Table == table && f.Severity() == severity }) {
+			t.Errorf("no finding %s of %q, %s", code, table, severity)
 		}
 	}
 	s := survey(admin)
-	want(s, transfer.FindNoKey, "nokey", true)
-	want(s, transfer.FindTenantNotInKey, "notinkey", true)
-	want(s, transfer.FindTenantNotInKey, "nocolumn", true)
-	want(s, transfer.FindReplicaIdentity, "noident", true)
-	want(s, transfer.FindReplicaIdentity, "otherident", true)
-	want(s, transfer.FindSequence, "seq", false)
-	want(s, transfer.FindLargeObject, "lob", false)
-	want(s, transfer.FindForeignTenant, "loose", false)
-	want(s, transfer.FindUnlisted, "forgotten", false)
-	want(s, transfer.FindUnique, "otherident", false)
-	want(s, transfer.FindTableMissing, "missing", true)
-	want(s, transfer.FindRetention, "", false)
+	for _, w := range []struct{ code, table, severity string }{
+		{transfer.FindNoKey, "nokey", "blocking"},
+		{transfer.FindTenantNotInKey, "notinkey", "blocking"},
+		{transfer.FindTenantNotInKey, "nocolumn", "blocking"},
+		{transfer.FindReplicaIdentity, "noident", "blocking"},
+		{transfer.FindReplicaIdentity, "otherident", "blocking"},
+		{transfer.FindUnique, "otherident", "warning"},
+		{transfer.FindLargeObject, "lob", "warning"},
+		{transfer.FindLargeObject, "lobs", "blocking"},
+		{transfer.FindForeignTenant, "loose", "warning"},
+		{transfer.FindForeignTenant, "peer", "warning"},
+		{transfer.FindCrossing, "boss", "blocking"},
+		{transfer.FindChild, "kid", "blocking"},
+		{transfer.FindChild, "kid2", "warning"},
+		{transfer.FindUnlisted, "forgotten", "warning"},
+		{transfer.FindUnlisted, "kept", "blocking"},
+		{transfer.FindTenantType, "numbers", "warning"},
+		{transfer.FindTenantType, "mixed", "blocking"},
+		{transfer.FindTenantType, "padded", "warning"},
+		{transfer.FindTenantType, "typed", "blocking"},
+		{transfer.FindUnlogged, "unlogged", "blocking"},
+		{transfer.FindInheritance, "ancestor", "blocking"},
+		{transfer.FindPartitioned, "parts", "note"},
+		{transfer.FindGenerated, "gen", "note"},
+		{transfer.FindGenerated, "genkey", "blocking"},
+		{transfer.FindRule, "ruled", "blocking"},
+		{transfer.FindTrigger, "trig", "note"},
+		{transfer.FindTrigger, "always", "blocking"},
+		{transfer.FindTableMissing, "missing", "blocking"},
+		{transfer.FindRetention, "", "note"},
+	} {
+		want(s, w.code, w.table, w.severity)
+	}
 	for _, f := range s.Findings {
-		if f.Table == "good" || f.Table == "tree" || f.Table == "trig" || f.Table == "rls" {
+		switch f.Table {
+		case "good", "better", "tree", "rls", "parent", "cache", "seq":
 			t.Errorf("a superuser may move %s: %+v", f.Table, f)
+		case "":
+			if f.Severity() != "note" {
+				t.Errorf("this server is good: %+v", f)
+			}
 		}
+	}
+	at := slices.IndexFunc(s.Tables, func(i transfer.TableInfo) bool { return i.Name == "good" })
+	wantRules := []string{"CHECK ((id > 0))", "INDEX btree (tenant, v DESC) WHERE (id > 5)", "UNIQUE (tenant, v)", "id NOT NULL", "tenant NOT NULL"}
+	if got := s.Tables[at].Rules; !slices.Equal(got, wantRules) {
+		t.Errorf("rules of good: %q", got)
+	}
+	at = slices.IndexFunc(s.Tables, func(i transfer.TableInfo) bool { return i.Name == "seq" })
+	if got := s.Tables[at].Sequences; len(got) != 2 || got[1].Column != "id" || got[1].Last != 3 || got[1].Highest != 3 || got[1].Name != "public.seq_id_seq" {
+		t.Errorf("sequences of seq: %+v", got)
+	}
+	if s.Disk == nil || s.Collation == "" || s.Extensions == nil {
+		t.Errorf("surroundings: disk %+v, collation %q, extensions %v", s.Disk, s.Collation, s.Extensions)
 	}
 	// An ordinary role, that owns nothing and may not do a thing.
 	for _, q := range []string{"DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN", "GRANT USAGE ON SCHEMA cell, public TO plain", "GRANT SELECT ON ALL TABLES IN SCHEMA cell, public TO plain"} {
@@ -129,11 +191,15 @@ func TestPreflight(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = survey(plain)
-	want(s, transfer.FindPrivilege, "", true)
-	want(s, transfer.FindPrivilege, "good", true)
-	want(s, transfer.FindPrivilege, "rls", true)
-	want(s, transfer.FindSelfReference, "tree", true)
-	want(s, transfer.FindTrigger, "trig", true)
+	want(s, transfer.FindPrivilege, "", "blocking")
+	want(s, transfer.FindPrivilege, "good", "blocking")
+	want(s, transfer.FindPrivilege, "rls", "blocking")
+	want(s, transfer.FindSelfReference, "tree", "blocking")
+	want(s, transfer.FindTrigger, "trig", "blocking")
+	want(s, transfer.FindStatistics, "", "note")
+	if s.Disk != nil {
+		t.Errorf("an ordinary role sees the disk: %+v", s.Disk)
+	}
 }
 
 // TestPreflightOfServer: what the server's settings forbid.
@@ -181,6 +247,9 @@ func TestPreflightOfServer(t *testing.T) {
 	got := map[string]bool{}
 	for _, f := range out.Findings {
 		got[f.Code] = f.Blocking
+		if f.Code == transfer.FindLongTransaction && !strings.Contains(f.Message, `prepared transaction "open" (user postgres, database `) {
+			t.Errorf("the open transaction is not named: %s", f.Message)
+		}
 	}
 	if !got[transfer.FindWALLevel] || !got[transfer.FindSlots] {
 		t.Errorf("findings %+v", out.Findings)

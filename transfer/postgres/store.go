@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -39,6 +40,9 @@ type Config struct {
 	Admit AdmitClosed
 	// Tables hold tenants' rows; the guard's own MovedTables are added to them.
 	Tables []guard.Table
+	// Stay are tables that are not in Tables although they have a tenant column, and
+	// whose rows are meant to stay behind: caches, audits. Preflights leave them out.
+	Stay []string
 	// Schema holds the store's own tables; default "cell".
 	Schema string
 }
@@ -51,7 +55,9 @@ type Store struct {
 	schema string // quoted
 	pool   *pgxpool.Pool
 
-	faults func(point string) error // for tests; see fault
+	// patience is blockerAge, but in tests; faults are only there.
+	patience time.Duration
+	faults   func(point string) error
 
 	mu      sync.Mutex // guards streams
 	streams map[cells.MoveID]*stream
@@ -97,7 +103,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		own.ConnConfig.RuntimeParams[k] = v
 	}
 	s := &Store{cfg: cfg, tables: append(append([]guard.Table(nil), cfg.Tables...), cfg.Keeper.MovedTables()...),
-		schema: pgx.Identifier{cfg.Schema}.Sanitize(), streams: map[cells.MoveID]*stream{}}
+		schema: pgx.Identifier{cfg.Schema}.Sanitize(), streams: map[cells.MoveID]*stream{}, patience: blockerAge}
 	if s.pool, err = pgxpool.NewWithConfig(ctx, own); err != nil {
 		return nil, translate(err)
 	}
@@ -188,6 +194,8 @@ const (
 	stateInUse     = "55006"
 	stateUndefined = "42704"
 	stateNotReady  = "55000"
+	stateTimeout   = "57014"
+	statePrivilege = "42501"
 )
 
 // translate gives the driver's errors the meaning of package cells.

@@ -30,6 +30,11 @@ type table struct {
 	order          int      // what is referred to comes first
 	selfRef        bool     // its foreign keys are part of a circle
 	triggers       []string // of the service, that would run on imported rows
+	always         []string // of the service, that run whatever the role of the session is
+	rules          []string // that rewrite what is written
+	unlogged       bool
+	unfit          bool // the tenant's id is no value of the tenant column
+	inherits       bool // inherits or is inherited from, other than as a partition
 	rowSecurity    bool
 	owned          bool
 	generatedIdent bool // a column is GENERATED ALWAYS AS IDENTITY
@@ -40,7 +45,9 @@ type column struct {
 	name, typ, base string
 	oid             uint32 // of the type
 	mod             int32
-	always          bool // GENERATED ALWAYS AS IDENTITY
+	collate         string // " COLLATE ..." if it is not that of the type
+	loose           bool   // the collation takes texts that differ for equal
+	always          bool   // GENERATED ALWAYS AS IDENTITY
 	identity        bool
 	hasSequence     bool
 }
@@ -69,37 +76,35 @@ type catalog struct {
 	shape               transfer.Shape
 	// then is what was recorded for the move that load was told of.
 	then recorded
-	// loose are foreign keys that do not carry the tenant, as "table: description".
-	loose map[string][]string
 }
 
 const relSQL = `SELECT w.at::int, c.oid, n.nspname::text, c.relname::text, c.relreplident::text, c.relkind = 'p', row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE'),
 	coalesce((SELECT array_agg(a.attname::text ORDER BY k.at) FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(num, at) JOIN pg_attribute a ON a.attnum = k.num
 		WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid), '{}'),
 	coalesce((SELECT array_agg(g.tgname::text ORDER BY g.tgname) FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A')
-		AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'), '{}')
+		AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'), '{}'),
+	coalesce((SELECT array_agg(g.tgname::text ORDER BY g.tgname) FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('A', 'R')
+		AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'), '{}'),
+	coalesce((SELECT array_agg(r.rulename::text ORDER BY r.rulename) FROM pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type <> '1'), '{}'),
+	c.relpersistence = 'u', EXISTS (SELECT FROM pg_inherits h WHERE h.inhrelid = c.oid) OR c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits h WHERE h.inhparent = c.oid)
 	FROM unnest($1::text[]) WITH ORDINALITY AS w(name, at) JOIN pg_class c ON c.oid = to_regclass(w.name) JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')`
 
 const colSQL = `SELECT w.at::int, a.attname::text, format_type(a.atttypid, a.atttypmod), t.typname::text, a.atttypid, a.atttypmod, a.attgenerated <> '', a.attidentity = 'a', a.attidentity <> '',
-	coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false)
+	coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false),
+	CASE WHEN a.attcollation <> 0 AND a.attcollation <> t.typcollation THEN ' COLLATE ' || quote_ident(l.collname) ELSE '' END, coalesce(NOT l.collisdeterministic, false)
 	FROM unnest($1::text[]) WITH ORDINALITY AS w(name, at) JOIN pg_attribute a ON a.attrelid = to_regclass(w.name) JOIN pg_type t ON t.oid = a.atttypid
-	LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+	LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum LEFT JOIN pg_collation l ON l.oid = a.attcollation
 	WHERE a.attnum > 0 AND NOT a.attisdropped ORDER BY w.at, a.attname COLLATE "C"`
 
-const fkSQL = `SELECT conrelid, confrelid, conname::text, confrelid::regclass::text,
-	EXISTS (SELECT FROM unnest(conkey) k JOIN pg_attribute a ON a.attnum = k AND a.attrelid = conrelid WHERE a.attname = ANY ($2::text[]))
-	FROM pg_constraint WHERE contype = 'f' AND conrelid IN (SELECT to_regclass(name) FROM unnest($1::text[]) AS w(name)) AND conparentid = 0 ORDER BY conname`
+const fkSQL = `SELECT conrelid, confrelid FROM pg_constraint WHERE contype = 'f' AND conrelid IN (SELECT to_regclass(name) FROM unnest($1::text[]) AS w(name)) AND conparentid = 0`
 
 const maySQL = "SELECT current_setting('is_superuser') = 'on' OR current_setting('server_version_num')::int >= 150000 AND has_parameter_privilege('session_replication_role', 'SET')"
 
 // load reads the catalog, in one exchange with the server, and, with a move, what its
 // capture has recorded of it.
 func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*catalog, error) {
-	names, tenantCols := make([]string, len(s.tables)), make([]string, len(s.tables))
-	for i, t := range s.tables {
-		names[i], tenantCols[i] = t.Name, t.TenantColumn
-	}
-	c := &catalog{byName: map[string]*table{}, loose: map[string][]string{}}
+	names := s.shapeNames()
+	c := &catalog{byName: map[string]*table{}}
 	found := make([]*table, len(s.tables))
 	byOID := map[uint32]*table{}
 	var refs []reference
@@ -108,7 +113,7 @@ func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*cat
 		for rows.Next() {
 			t := &table{}
 			var at int
-			if err := rows.Scan(&at, &t.oid, &t.schema, &t.rel, &t.identity, &t.partitioned, &t.rowSecurity, &t.owned, &t.key, &t.triggers); err != nil {
+			if err := rows.Scan(&at, &t.oid, &t.schema, &t.rel, &t.identity, &t.partitioned, &t.rowSecurity, &t.owned, &t.key, &t.triggers, &t.always, &t.rules, &t.unlogged, &t.inherits); err != nil {
 				return err
 			}
 			t.Table = s.tables[at-1]
@@ -121,7 +126,7 @@ func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*cat
 			var at int
 			var col column
 			var generated bool
-			if err := rows.Scan(&at, &col.name, &col.typ, &col.base, &col.oid, &col.mod, &generated, &col.always, &col.identity, &col.hasSequence); err != nil {
+			if err := rows.Scan(&at, &col.name, &col.typ, &col.base, &col.oid, &col.mod, &generated, &col.always, &col.identity, &col.hasSequence, &col.collate, &col.loose); err != nil {
 				return err
 			}
 			if t := found[at-1]; t != nil {
@@ -130,10 +135,10 @@ func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*cat
 		}
 		return rows.Err()
 	})
-	b.Queue(fkSQL, names, tenantCols).Query(func(rows pgx.Rows) error {
+	b.Queue(fkSQL, names).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			var r reference
-			if err := rows.Scan(&r.from, &r.to, &r.name, &r.target, &r.carries); err != nil {
+			if err := rows.Scan(&r.from, &r.to); err != nil {
 				return err
 			}
 			refs = append(refs, r)
@@ -181,11 +186,7 @@ func (t *table) add(c column, generated bool) {
 }
 
 // reference is a foreign key.
-type reference struct {
-	from, to     uint32
-	name, target string
-	carries      bool // the tenant is part of it
-}
+type reference struct{ from, to uint32 }
 
 // sortTables puts tables behind those that they refer to, and finds circles.
 func (c *catalog) sortTables(byOID map[uint32]*table, refs []reference) {
@@ -197,11 +198,7 @@ func (c *catalog) sortTables(byOID map[uint32]*table, refs []reference) {
 				parents[t] = map[*table]bool{}
 			}
 			parents[t][p] = true
-			if r.carries {
-				continue
-			}
 		}
-		c.loose[t.Name] = append(c.loose[t.Name], r.name+" to "+r.target)
 	}
 	var out []*table
 	placed := map[*table]bool{}
@@ -240,6 +237,9 @@ func (c *catalog) usable() error {
 	for _, t := range c.tables {
 		if len(t.key) == 0 || len(t.keys) == len(t.key) {
 			return fmt.Errorf("%w: transfer/postgres: table %s has no primary key that carries %s", cells.ErrInvalid, t.Name, t.TenantColumn)
+		}
+		if slices.Contains(t.keyAt, -1) {
+			return fmt.Errorf("%w: transfer/postgres: table %s has a generated column in its primary key", cells.ErrInvalid, t.Name)
 		}
 	}
 	if c.replica && !c.mayReplica {

@@ -28,7 +28,7 @@ type rig struct {
 	store *sqlite.Store
 }
 
-func newRig(t *testing.T, id cells.CellID, ddl string, tables []guard.Table) *rig {
+func newRig(t *testing.T, id cells.CellID, ddl string, tables []guard.Table, stay ...string) *rig {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "a file?.db")
 	db, err := sql.Open("sqlite", "file:"+strings.ReplaceAll(path, "?", "%3f")+"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_txlock=immediate")
@@ -45,7 +45,7 @@ func newRig(t *testing.T, id cells.CellID, ddl string, tables []guard.Table) *ri
 	if err := r.guard.Install(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-	if r.store, err = sqlite.Open(t.Context(), sqlite.Config{Path: path, Keeper: r.guard, Admit: r.guard.AdmitClosed, Tables: tables}); err != nil {
+	if r.store, err = sqlite.Open(t.Context(), sqlite.Config{Path: path, Keeper: r.guard, Admit: r.guard.AdmitClosed, Tables: tables, Stay: stay}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.store.Close() })
@@ -269,58 +269,5 @@ func TestWritersAreNotHeldUp(t *testing.T) {
 			b.exec("INSERT INTO item VALUES ('u', ?, 'written while it is imported')", n)
 			worst = max(worst, time.Since(start))
 		}
-	}
-}
-
-func TestPreflight(t *testing.T) {
-	ddl := `
-CREATE TABLE nokey (tenant TEXT, id INTEGER);
-CREATE TABLE notinkey (id INTEGER PRIMARY KEY, tenant TEXT);
-CREATE TABLE nocolumn (id INTEGER PRIMARY KEY);
-CREATE TABLE nulls (tenant TEXT NOT NULL, id TEXT, PRIMARY KEY (tenant, id));
-INSERT INTO nulls VALUES ('t', NULL);
-CREATE TABLE wide (tenant TEXT, a, b, c, d, e, f, g, h, i, PRIMARY KEY (tenant, a, b, c, d, e, f, g, h, i));
-CREATE TABLE trig (tenant TEXT NOT NULL, id INTEGER NOT NULL, PRIMARY KEY (tenant, id));
-CREATE TRIGGER mine AFTER INSERT ON trig BEGIN SELECT 1; END;
-CREATE TABLE country (code TEXT PRIMARY KEY);
-CREATE TABLE loose (tenant TEXT NOT NULL, id INTEGER NOT NULL, code TEXT UNIQUE REFERENCES country, PRIMARY KEY (tenant, id));
-CREATE TABLE forgotten (tenant TEXT, id INTEGER);
-CREATE TABLE good (tenant TEXT NOT NULL, id INTEGER NOT NULL, twice INTEGER AS (id * 2), PRIMARY KEY (tenant, id));
-INSERT INTO good VALUES ('t', 1), ('t', 2), ('u', 1);`
-	var tables []guard.Table
-	for _, n := range []string{"nokey", "notinkey", "nocolumn", "nulls", "wide", "trig", "loose", "good", "missing"} {
-		tables = append(tables, guard.Table{Name: n, TenantColumn: "tenant"})
-	}
-	s, err := newRig(t, "cell-a", ddl, tables).store.Survey(t.Context(), "t")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, w := range []struct {
-		code, table string
-		blocking    bool
-	}{{transfer.FindNoKey, "nokey", true}, {transfer.FindTenantNotInKey, "notinkey", true}, {transfer.FindTenantNotInKey, "nocolumn", true}, {transfer.FindNullKey, "nulls", true},
-		{transfer.FindNoKey, "wide", true}, {transfer.FindTrigger, "trig", true}, {transfer.FindForeignTenant, "loose", false}, {transfer.FindUnique, "loose", false},
-		{transfer.FindUnlisted, "forgotten", false}, {transfer.FindTableMissing, "missing", true}} {
-		if !slices.ContainsFunc(s.Findings, func(f cells.Finding) bool {
-			return f.Code == w.code && f.Table == w.table && f.Blocking == w.blocking && f.Fix != "" && f.Message != ""
-		}) {
-			t.Errorf("no finding %+v", w)
-		}
-	}
-	for _, info := range s.Tables {
-		if info.Name == "good" && (info.Rows != 2 || info.Bytes <= 0 || len(info.Columns) != 3 || !info.Columns[2].Generated) {
-			t.Errorf("good: %+v", info)
-		}
-	}
-	for _, f := range s.Findings {
-		if f.Table == "good" {
-			t.Errorf("good: %+v", f)
-		}
-	}
-	if _, err := sqlite.Open(t.Context(), sqlite.Config{}); !errors.Is(err, cells.ErrInvalid) {
-		t.Errorf("empty config: %v", err)
-	}
-	if s.Fingerprint == "" || s.Version == "" {
-		t.Errorf("survey %+v", s)
 	}
 }

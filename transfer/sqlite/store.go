@@ -26,7 +26,7 @@ import (
 // It fails with [cells.ErrStaleOrder] or [cells.ErrFenced] otherwise.
 type AdmitClosed func(ctx context.Context, tx *sql.Tx, tenant cells.TenantID, epoch cells.Epoch, move cells.MoveID) error
 
-// Config describes a cell's database to its agent. All fields are required.
+// Config describes a cell's database to its agent. All fields but Stay are required.
 type Config struct {
 	// Path of the database file. The store opens connections of its own, so that its
 	// long reads and its foreign key setting disturb nobody.
@@ -37,6 +37,9 @@ type Config struct {
 	Admit AdmitClosed
 	// Tables hold tenants' rows; the guard's own MovedTables are added to them.
 	Tables []guard.Table
+	// Stay are tables that are not in Tables although they have a tenant column, and
+	// whose rows are meant to stay behind: caches, audits. Preflights leave them out.
+	Stay []string
 }
 
 // Store is one SQLite database as the source and the target of moves. It is safe

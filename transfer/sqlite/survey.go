@@ -4,15 +4,14 @@ package sqlite
 
 import (
 	"context"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/internal/disk"
 	"github.com/cloister-dev/cloister/transfer"
 )
 
@@ -40,7 +39,7 @@ func (s *Store) Survey(ctx context.Context, tenant cells.TenantID) (transfer.Sur
 			out.Tables = append(out.Tables, info)
 			out.Findings = append(out.Findings, findings...)
 		}
-		if err := s.unlisted(ctx, tx, &out); err != nil {
+		if err := s.around(ctx, tx, tenant, &out); err != nil {
 			return err
 		}
 		rows, err := tx.QueryContext(ctx, "SELECT move FROM cell_transfer_capture WHERE tenant = ?1 UNION SELECT move FROM cell_transfer_import WHERE tenant = ?1", tenant)
@@ -60,17 +59,10 @@ func (s *Store) Survey(ctx context.Context, tenant cells.TenantID) (transfer.Sur
 	if err != nil {
 		return out, err
 	}
-	shape := make([]any, 0, 2*len(out.Tables))
-	for _, t := range out.Tables {
-		shape = append(shape, t.Table, t.Columns, t.Key)
+	if free, total, err := disk.Space(filepath.Dir(s.cfg.Path)); err == nil {
+		out.Disk = &transfer.Disk{Free: free, Total: total}
 	}
-	text, err := json.Marshal(shape)
-	if err != nil {
-		return out, err
-	}
-	sum := sha256.Sum256(text)
-	out.Fingerprint = hex.EncodeToString(sum[:])
-	return out, nil
+	return out, out.Seal()
 }
 
 func (t *table) survey(ctx context.Context, tx *sql.Tx, tenant cells.TenantID) (transfer.TableInfo, []cells.Finding, error) {
@@ -78,12 +70,20 @@ func (t *table) survey(ctx context.Context, tx *sql.Tx, tenant cells.TenantID) (
 	for _, c := range t.cols {
 		info.Columns = append(info.Columns, transfer.Column{Name: c.name, Type: c.typ})
 	}
+	var out []cells.Finding
+	say := func(f cells.Finding) {
+		f.Table = t.Name
+		out = append(out, f)
+	}
+	find := func(blocking bool, code, message, fix string) {
+		say(cells.Finding{Code: code, Message: message, Fix: fix, Blocking: blocking})
+	}
 	for _, c := range t.gen {
 		info.Columns = append(info.Columns, transfer.Column{Name: c.name, Type: c.typ, Generated: true})
+		say(cells.Finding{Code: transfer.FindGenerated, Note: true, Message: "generated column " + c.name + " does not travel: the target computes it", Fix: "none needed if both cells compute it alike"})
 	}
-	var out []cells.Finding
-	find := func(blocking bool, code, message, fix string) {
-		out = append(out, cells.Finding{Code: code, Table: t.Name, Message: message, Fix: fix, Blocking: blocking})
+	if err := t.kind(ctx, tx, &info, say); err != nil {
+		return info, nil, err
 	}
 	has := false
 	nullable := false
@@ -143,16 +143,8 @@ func (t *table) survey(ctx context.Context, tx *sql.Tx, tenant cells.TenantID) (
 		return info, nil, err
 	}
 	if strings.Contains(strings.ToUpper(create), "AUTOINCREMENT") {
-		find(false, transfer.FindSequence, "values of an AUTOINCREMENT column travel, the counter of the target is only raised by them", "make sure that the two cells cannot give out one value twice for a tenant")
-	}
-	refs, err := texts(ctx, tx, `SELECT DISTINCT "table" FROM pragma_foreign_key_list(?1) AS f WHERE NOT EXISTS (
-		SELECT 1 FROM pragma_foreign_key_list(?1) AS g WHERE g.id = f.id AND g."from" = ?2)`, t.Name, t.TenantColumn)
-	if err != nil {
-		return info, nil, err
-	}
-	for _, r := range refs {
-		find(false, transfer.FindForeignTenant, "a foreign key to "+r+" does not carry "+t.TenantColumn+": the row it refers to may stay behind",
-			"put "+t.TenantColumn+" into the foreign key, or keep the same rows of "+r+" in every cell")
+		say(cells.Finding{Code: transfer.FindSequence, Note: true, Message: "values of an AUTOINCREMENT column travel, and raise the counter of the target if they are higher",
+			Fix: "none needed, unless values must be unique in all cells"})
 	}
 	indexes, err := texts(ctx, tx, `SELECT l.name FROM pragma_index_list(?1) AS l WHERE l."unique" = 1 AND NOT EXISTS (SELECT 1 FROM pragma_index_info(l.name) AS i WHERE i.name = ?2)`, t.Name, t.TenantColumn)
 	if err != nil {
@@ -162,32 +154,6 @@ func (t *table) survey(ctx context.Context, tx *sql.Tx, tenant cells.TenantID) (
 		find(false, transfer.FindUnique, "unique index "+n+" does not carry "+t.TenantColumn+": a value may be taken by another tenant of the target", "put "+t.TenantColumn+" into the index")
 	}
 	return info, out, nil
-}
-
-// unlisted warns of tables that look like a tenant's and are not listed.
-func (s *Store) unlisted(ctx context.Context, tx *sql.Tx, out *transfer.Survey) error {
-	listed := map[string]bool{}
-	columns := map[string]bool{}
-	for _, t := range s.tables {
-		listed[t.Name] = true
-	}
-	for _, t := range s.cfg.Tables {
-		columns[t.TenantColumn] = true
-	}
-	for col := range columns {
-		names, err := texts(ctx, tx, `SELECT m.name FROM sqlite_master AS m WHERE m.type = 'table' AND m.name NOT LIKE 'cell\_%' ESCAPE '\' AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\'
-			AND EXISTS (SELECT 1 FROM pragma_table_info(m.name) AS i WHERE i.name = ?) ORDER BY 1`, col)
-		if err != nil {
-			return err
-		}
-		for _, n := range names {
-			if !listed[n] {
-				out.Findings = append(out.Findings, cells.Finding{Code: transfer.FindUnlisted, Table: n,
-					Message: "the table has a column " + col + " and is not listed: its rows stay behind", Fix: "list it, if its rows belong to tenants"})
-			}
-		}
-	}
-	return nil
 }
 
 func texts(ctx context.Context, tx *sql.Tx, q string, args ...any) ([]string, error) {
