@@ -34,8 +34,8 @@
 // for server-sent events or another protocol, what answers with server-sent events, a
 // gRPC call in which either side has sent a second message or the service goes on
 // for a second behind its first, and what its path is configured to be. When the gate closes, an answer of server-sent events ends as if
-// the service had ended it, a gRPC call ends with UNAVAILABLE, a WebSocket's connection
-// is closed; the service sees its client go.
+// the service had ended it, a gRPC call ends with UNAVAILABLE, a WebSocket is closed
+// with status 1012; the service sees its client go.
 //
 // # Failures
 //

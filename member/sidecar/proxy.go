@@ -26,7 +26,8 @@ import (
 const streamAfter = time.Second
 
 // HeaderFenced is how a service says that its database refused the write of a
-// request by the fence, and that nothing was written.
+// request by the fence, and that nothing was written: a header of an answer with a
+// status of 400 or more, or a trailer of a gRPC answer that is an error and nothing else.
 const HeaderFenced = "Cell-Fenced"
 
 // proxy passes admitted requests on to the service.
@@ -94,6 +95,9 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := &call{in: r, grpc: isGRPC(r), cancel: cancel}
 	if cells.IsStream(r) || p.cfg.isStream(r.URL.Path) {
 		c.stream()
+	}
+	if isWebSocket(r) {
+		w = &upgradeWriter{w, c}
 	}
 	clean(r.Trailer)
 	if r.Body != nil && r.Body != http.NoBody {
@@ -185,13 +189,18 @@ var errFenced = errors.New("sidecar: the service was refused by the fence")
 
 // answered looks at the service's answer.
 func (p *proxy) answered(resp *http.Response) error {
-	fenced := resp.Header.Get(HeaderFenced) == "true" && resp.StatusCode >= 400
+	c := callOf(resp.Request.Context())
+	failed := resp.StatusCode >= 400
+	if c != nil && c.grpc { // an answer that is only trailers
+		s := resp.Header.Get("Grpc-Status")
+		failed = s != "" && s != "0"
+	}
+	fenced := failed && resp.Header.Get(HeaderFenced) == "true"
 	clean(resp.Header)
 	clean(resp.Trailer)
 	if fenced {
 		return errFenced
 	}
-	c := callOf(resp.Request.Context())
 	if c == nil || resp.StatusCode == http.StatusSwitchingProtocols {
 		return nil
 	}

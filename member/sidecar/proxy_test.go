@@ -261,8 +261,8 @@ func TestStreamsEndAtADrain(t *testing.T) {
 			t.Fatalf("echo %q, %v", b, err)
 		}
 		w.drain()
-		if _, b, err := c.Read(t.Context()); err == nil {
-			t.Errorf("read %q behind the drain", b)
+		if _, _, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusServiceRestart {
+			t.Errorf("the end of the socket: %v", err)
 		}
 	})
 	t.Run("request", func(t *testing.T) {
@@ -301,6 +301,10 @@ func TestGRPC(t *testing.T) {
 	g := grpc.NewServer(grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		md, _ := metadata.FromIncomingContext(ctx)
 		seen <- md
+		if req.(*healthpb.HealthCheckRequest).Service == "fenced" {
+			_ = grpc.SetTrailer(ctx, metadata.Pairs("cell-fenced", "true"))
+			return nil, status.Error(codes.Aborted, "LT001")
+		}
 		return next(ctx, req)
 	}))
 	healthpb.RegisterHealthServer(g, svc)
@@ -331,6 +335,10 @@ func TestGRPC(t *testing.T) {
 	}
 	if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{Service: "none"}); status.Code(err) != codes.NotFound {
 		t.Errorf("an error of the service: %v", err)
+	}
+	_, err = client.Check(ctx, &healthpb.HealthCheckRequest{Service: "fenced"})
+	if a, ok := cells.AnswerFromStatus(status.Convert(err)); !ok || a.Code != cells.CodeStaleRoute {
+		t.Errorf("a call that the fence refused: %v", err)
 	}
 	// One that is told by its second message, and one by going on behind its first.
 	two, err := client.Watch(ctx, &healthpb.HealthCheckRequest{Service: "two"})

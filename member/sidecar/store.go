@@ -88,22 +88,23 @@ func install(ctx context.Context, c *Config, g guard.Keeper) error {
 	defer cancel()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	said := false
+	var last error // what the wait is for
 	for {
 		err := g.Install(ctx, c.Tables)
-		if err == nil {
+		switch {
+		case err == nil:
 			return nil
-		}
-		if !errors.Is(err, cells.ErrInvalid) && !errors.Is(err, cells.ErrUnavailable) {
+		case ctx.Err() != nil && last != nil:
+			return fmt.Errorf("sidecar: the service's tables: %w", last)
+		case !errors.Is(err, cells.ErrInvalid) && !errors.Is(err, cells.ErrUnavailable):
 			return fmt.Errorf("sidecar: %w", err)
-		}
-		if !said {
+		case last == nil:
 			c.Log.Info("sidecar: waiting for the service's tables", "err", err)
-			said = true
 		}
+		last = err
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("sidecar: the service's tables: %w", err)
+			return fmt.Errorf("sidecar: the service's tables: %w", last)
 		case <-tick.C:
 		}
 	}

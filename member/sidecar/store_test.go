@@ -7,8 +7,10 @@ import (
 	"database/sql"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,7 +28,7 @@ func TestStoreWaitsForTheTables(t *testing.T) {
 	defer goleak.VerifyNone(t, current)
 	path := filepath.Join(t.TempDir(), "a b%.db")
 	cfg := Config{Member: member.Config{Cell: "cell-a"}, Upstream: "http://127.0.0.1:1", Engine: SQLite, DSN: path,
-		Tables: []guard.Table{{Name: "notes", TenantColumn: "tenant"}}, Log: slog.New(slog.DiscardHandler), StartTimeout: 300 * time.Millisecond}
+		Tables: []guard.Table{{Name: "notes", TenantColumn: "tenant"}}, Log: slog.New(slog.DiscardHandler), StartTimeout: time.Second}
 	if err := cfg.normalize(); err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +124,69 @@ func TestFrames(t *testing.T) {
 			if want := map[bool]int{true: 1}[c.second]; called != want {
 				t.Errorf("%q in pieces of %d: called %d times, want %d", c.in, size, called, want)
 			}
+		}
+	}
+}
+
+// A goodbye is said between two frames only.
+func TestBoundary(t *testing.T) {
+	frame := func(n int) string {
+		switch {
+		case n < 126:
+			return "\x82" + string([]byte{byte(n)}) + strings.Repeat("x", n)
+		case n < 1<<16:
+			return "\x82" + string([]byte{126, byte(n >> 8), byte(n)}) + strings.Repeat("x", n)
+		}
+		return "\x82" + string([]byte{127, 0, 0, 0, 0, 0, byte(n >> 16), byte(n >> 8), byte(n)}) + strings.Repeat("x", n)
+	}
+	for _, sizes := range [][]int{{0}, {1}, {125}, {126}, {300}, {70000}, {0, 5, 200, 0, 70000, 1}} {
+		all, ends := "", map[int]bool{0: true}
+		for _, n := range sizes {
+			all += frame(n)
+			ends[len(all)] = true
+		}
+		for _, piece := range []int{1, 2, 3, 7, 1000, len(all)} {
+			var b boundary
+			for at := 0; at < len(all); {
+				n := min(piece, len(all)-at)
+				b.pass([]byte(all[at : at+n]))
+				if at += n; b.between() != ends[at] {
+					t.Fatalf("frames of %v in pieces of %d: at %d it is said to be between: %t", sizes, piece, at, b.between())
+				}
+			}
+		}
+	}
+}
+
+func TestServiceProcess(t *testing.T) {
+	t.Setenv("CELL_CHANNEL_KEY", "secret")
+	out := filepath.Join(t.TempDir(), "env")
+	p, err := startProcess([]string{"sh", "-c", "env > " + out + "; exit 3"}, "cell-a", "1234")
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.done
+	if err := p.ended(); !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("how it ended: %v", err)
+	}
+	p.stop() // also after its end
+	b, err := os.ReadFile(out)
+	if err != nil || !strings.Contains(string(b), "PORT=1234\n") || !strings.Contains(string(b), "CELL_NAME=cell-a\n") || strings.Contains(string(b), "CELL_CHANNEL") {
+		t.Errorf("the environment: %v\n%s", err, b)
+	}
+	// What does not end by itself is ended with all that it has started.
+	p, err = startProcess([]string{"sh", "-c", "sleep 1000 & wait"}, "cell-a", "1234")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	if err := syscall.Kill(-p.cmd.Process.Pid, 0); err == nil {
+		deadline := time.Now().Add(5 * time.Second)
+		for syscall.Kill(-p.cmd.Process.Pid, 0) == nil {
+			if time.Now().After(deadline) {
+				t.Fatal("something of its group is left")
+			}
+			<-time.After(10 * time.Millisecond)
 		}
 	}
 }

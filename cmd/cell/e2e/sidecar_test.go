@@ -3,10 +3,15 @@
 package e2e_test
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -61,11 +66,50 @@ func TestPythonBehindASidecar(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// A service that dies takes its sidecar with it.
+	before := e.Procs.Proc("cell-a-1").PID()
+	for _, pid := range children(t, before) {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.eventually("the sidecar runs again", 20*time.Second, func() bool {
+		pid := e.Procs.Proc("cell-a-1").PID()
+		return pid != 0 && pid != before
+	})
 	mustBeClean(t, "tenant whose processes are killed", stop(), true)
 	e.Close()
 	if left := orphans(t, mark); len(left) > 0 {
 		t.Errorf("processes are left: %v", left)
 	}
+}
+
+// children are the processes that a process has started; at least one.
+func children(t *testing.T, parent int) (out []int) {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range stats {
+		b, err := os.ReadFile(s)
+		if err != nil {
+			continue // it has ended
+		}
+		// pid (name) state ppid ...; the name may hold anything but is the last to do so.
+		rest := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+		if len(rest) > 1 && rest[1] == fmt.Sprint(parent) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(s)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, pid)
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("process %d has no children", parent)
+	}
+	return out
 }
 
 // Without a store a service is stateless: any of its cells can answer, and moves
