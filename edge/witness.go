@@ -16,8 +16,8 @@ import (
 const (
 	// witnessEvery is how often it is looked at what is to be reported.
 	witnessEvery = 200 * time.Millisecond
-	// witnessSettle is for how long refusals are awaited once a cut is over, or since the
-	// last refusal while it goes on. Later ones are reported on their own.
+	// witnessSettle is for how long further news of a move is awaited before it is
+	// reported.
 	witnessSettle = 500 * time.Millisecond
 	// witnessKeep is how long a move is remembered whose cut is over and reported.
 	witnessKeep = 10 * time.Minute
@@ -79,6 +79,7 @@ type witnessed struct {
 	first   time.Time // arrival of the first refused request
 	last    time.Time // when the last one may come again
 	changed time.Time
+	news    time.Time // when what is not sent began to come
 	over    bool // the view has a route behind the cut
 }
 
@@ -133,7 +134,15 @@ func (w *Witness) end(m *witnessed) {
 	if m == nil || m.over {
 		return
 	}
-	m.over, m.changed = true, time.Now()
+	m.over = true
+	m.change()
+}
+
+func (m *witnessed) change() {
+	m.changed = time.Now()
+	if m.sent == m.seq {
+		m.news = m.changed
+	}
 	m.seq++
 }
 
@@ -156,8 +165,7 @@ func (w *Witness) refusal(tenant cells.TenantID, base cells.Epoch, move cells.Mo
 		m.last = until
 	}
 	m.refused++
-	m.seq++
-	m.changed = time.Now()
+	m.change()
 }
 
 // Run reports until ctx ends, and then once more what is left, for a second at most.
@@ -209,7 +217,9 @@ func (w *Witness) flush(ctx context.Context, all bool) error {
 		w.mu.Lock()
 		for i, k := range keys {
 			if m := w.moves[k]; m != nil {
-				m.sent = max(m.sent, rep.Moves[i].Seq)
+				if m.sent = max(m.sent, rep.Moves[i].Seq); m.sent < m.seq {
+					m.news = time.Now()
+				}
 			}
 		}
 		w.mu.Unlock()
@@ -228,7 +238,7 @@ func (w *Witness) report(all bool) (rep api.SeenReport, keys []witnessKey) {
 		case m.sent == m.seq && m.seq > 0 && idle > witnessKeep, idle > api.MaxSpan:
 			delete(w.moves, k)
 			continue
-		case m.sent == m.seq, !all && idle < witnessSettle, len(keys) >= api.MaxSeen:
+		case m.sent == m.seq, !all && now.Sub(m.news) < witnessSettle, len(keys) >= api.MaxSeen:
 			continue
 		}
 		x := api.SeenMove{Tenant: k.tenant, Move: m.move, Base: k.base, Seq: m.seq, Refused: m.refused}

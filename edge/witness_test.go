@@ -194,6 +194,30 @@ func TestRefusalsAreCounted(t *testing.T) {
 	}
 }
 
+// Refusals that do not end are reported all the same.
+func TestEndlessRefusalsAreReported(t *testing.T) {
+	f, l := witnessedFleet(t, edge.Config{Hold: hold.Limits{Time: 20 * time.Millisecond}})
+	f.place("acme", "a")
+	release := f.paused("acme", "a", "b")
+	defer release()
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := f.do(f.http, "GET", "/", nil, tenant("acme")); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	m := f.reported(l, "acme", func(m api.SeenMove) bool { return m.Refused > 3 })
+	f.reported(l, "acme", func(next api.SeenMove) bool { return next.Refused > m.Refused && next.FirstAgo-next.LastAgo > m.FirstAgo-m.LastAgo })
+	stop()
+	wg.Wait()
+}
+
 // A directory that cannot be reached gets the same later; one that refuses is not asked
 // for ever.
 func TestReportsAreRepeated(t *testing.T) {
