@@ -27,7 +27,7 @@ func newAgents(s *Server) Agents {
 		return s.members.locate(cell), nil
 	}
 	return member.NewAgentClient(s.cfg.Channel, locate,
-		member.WithRowsPerSecond(s.cfg.RowsPerSecond), member.WithClientLogger(s.log))
+		member.WithRowsPerSecond(s.cfg.RowsPerSecond), member.WithLimits(s.cfg.Limits), member.WithClientLogger(s.log))
 }
 
 // holds asks the cell, or looks at what a move out of it would carry.

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 // Agents carries out the steps of moves in the cells. [member.AgentClient] does it
@@ -78,8 +79,10 @@ type Config struct {
 	// directory takes the move; default 5 s.
 	SweepEvery time.Duration
 	TakeOver   time.Duration
-	// RowsPerSecond throttles copies and removals; 0 is unlimited.
+	// RowsPerSecond throttles copies and removals; 0 is unlimited. Limits bound what a
+	// move may cost its cells. A move may be asked for with others of its own.
 	RowsPerSecond int
+	Limits        transfer.Limits
 	// Budget is each tenant's unavailability allowance; nil keeps no budgets.
 	Budget *cells.BudgetMeter
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 var (
@@ -178,7 +179,7 @@ func (e *executor) drive(t *tracker) {
 		return
 	}
 	if m := t.snapshot(); !m.State.Final() || len(m.Residue) > 0 {
-		e.clean(ctx, t)
+		e.clean(e.throttled(ctx, m.Throttle), t)
 	}
 }
 
@@ -234,6 +235,24 @@ func (e *executor) slot(ctx context.Context, t *tracker) (release func(), ok boo
 	}
 }
 
+// throttled bounds what the agents do in the context as the move asks for.
+func (e *executor) throttled(ctx context.Context, t *api.Throttle) context.Context {
+	if t == nil {
+		return ctx
+	}
+	l := e.s.cfg.Limits
+	if t.MaxRetained != 0 {
+		l.MaxRetained = t.MaxRetained
+	}
+	if t.MaxReplicaLag > 0 {
+		l.MaxReplicaLag = t.MaxReplicaLag
+	}
+	if t.RowsPerSecond > 0 {
+		ctx = transfer.ContextWithRate(ctx, t.RowsPerSecond)
+	}
+	return transfer.ContextWithLimits(ctx, l)
+}
+
 // errStopped: a step hook ended this process's part; the sweeper goes on later.
 var errStopped = errors.New("directory: stopped by a step hook")
 
@@ -257,7 +276,7 @@ func (e *executor) round(ctx context.Context, t *tracker) (done bool, _ error) {
 			return false, err
 		}
 	}
-	res, err := e.act(ctx, t, &m, &row)
+	res, err := e.act(e.throttled(ctx, m.Throttle), t, &m, &row)
 	var refused error
 	switch {
 	case ctx.Err() != nil:

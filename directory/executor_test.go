@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 // fleetOf starts a directory with cells a and b, and tenant t with rows in a.
@@ -128,6 +130,27 @@ func TestMove(t *testing.T) {
 	if err != nil || report.Gaps != 0 || report.Actions[cells.ActionCloseFence] == 0 || report.Actions[cells.ActionOpenFence] == 0 {
 		t.Errorf("trace %+v, %v", report, err)
 	}
+}
+
+// TestThrottle: a move is bounded as it asks for, and otherwise as the directory is.
+func TestThrottle(t *testing.T) {
+	s, d := fleetOf(t, func(c *directory.Config) { c.Limits = transfer.Limits{MaxRetained: 5, MaxReplicaLag: time.Second} })
+	if _, err := d.cl.Move(ctxOf(t), api.MoveRequest{Tenant: "t", To: "b", Throttle: &api.Throttle{RowsPerSecond: -1}}); err == nil {
+		t.Error("a negative rate was accepted")
+	}
+	m, err := d.cl.Move(ctxOf(t), api.MoveRequest{Tenant: "t", To: "b", Throttle: &api.Throttle{RowsPerSecond: 70, MaxRetained: -1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.untilState(m.ID, api.MoveDone)
+	m = d.move("t", "a")
+	d.untilState(m.ID, api.MoveDone)
+	want := []string{"prepare 70 -1 1s", "discard 70 -1 1s", "prepare 0 0 0s", "discard 0 0 0s"}
+	s.far.set(func() {
+		if !slices.Equal(s.far.throttles, want) {
+			t.Errorf("asked for %q, want %q", s.far.throttles, want)
+		}
+	})
 }
 
 func TestMoveBackAndForth(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 // fence is a tenant's fence in one cell, as package guard keeps it.
@@ -33,6 +34,8 @@ type far struct {
 	block  map[string]chan struct{}
 	calls  map[string]int
 	pauses int64
+	// throttles are what the contexts of Prepare and Discard asked for.
+	throttles []string
 	// broken are the violations that were seen.
 	broken []string
 }
@@ -148,7 +151,16 @@ func (f *far) Preflight(ctx context.Context, m cells.MoveRef) (cells.Preflight, 
 	return cells.Preflight{Findings: []cells.Finding{}, Rows: f.rows[place{m.Source, m.Tenant}], Pause: 1e6}, nil
 }
 
+func (f *far) throttled(ctx context.Context, step string) {
+	rate, _ := transfer.RateOf(ctx)
+	l, _ := transfer.LimitsOf(ctx)
+	f.set(func() {
+		f.throttles = append(f.throttles, fmt.Sprintf("%s %d %d %v", step, rate, l.MaxRetained, l.MaxReplicaLag))
+	})
+}
+
 func (f *far) Prepare(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (cells.Prediction, error) {
+	f.throttled(ctx, "prepare")
 	n := int64(f.get(func() int { return int(f.rows[place{m.Source, m.Tenant}]) }))
 	progress(cells.Progress{Phase: "snapshot", Done: n / 2, Total: n, Bytes: 50 * n})
 	if err := f.enter(ctx, "Prepare", m.Source, m.Target); err != nil {
@@ -196,6 +208,7 @@ func (f *far) FinishProved(ctx context.Context, m cells.MoveRef, progress func(c
 }
 
 func (f *far) Discard(ctx context.Context, t cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
+	f.throttled(ctx, "discard")
 	if err := f.enter(ctx, "Discard", r.Cell); err != nil {
 		return err
 	}

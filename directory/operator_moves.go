@@ -55,7 +55,7 @@ func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, err
 	now := time.Now().UTC()
 	m := api.Move{
 		ID: cells.MoveID("mv-" + rand.Text()), Tenant: req.Tenant, From: from, To: req.To, State: api.MovePreparing, Step: "queued",
-		Actor: req.Actor, Force: req.Force, OperationID: req.OperationID, RequestID: who.request, Driver: s.instance, CreatedAt: now, UpdatedAt: now,
+		Actor: req.Actor, Force: req.Force, Throttle: req.Throttle, OperationID: req.OperationID, RequestID: who.request, Driver: s.instance, CreatedAt: now, UpdatedAt: now,
 	}
 	e := who.audit("move.create")
 	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID

@@ -375,7 +375,7 @@ func (m *Member) prepare(ctx context.Context, o MoveOrder, progress func(cells.P
 		return nil, err
 	}
 	defer done()
-	return a.Prepare(transfer.ContextWithRate(ctx, o.RowsPerSecond), o.Move, src, progress)
+	return a.Prepare(transfer.ContextWithLimits(transfer.ContextWithRate(ctx, o.RowsPerSecond), o.Limits), o.Move, src, progress)
 }
 
 func (m *Member) finish(ctx context.Context, o MoveOrder, progress func(cells.Progress)) (any, error) {
@@ -401,6 +401,9 @@ func (m *Member) moveStep(o MoveOrder) (a transfer.Agent, src transfer.Source, d
 	}
 	if o.RowsPerSecond < 0 {
 		return nil, nil, nil, fmt.Errorf("%w: rows_per_second is negative", cells.ErrInvalid)
+	}
+	if err = o.Limits.Validate(); err != nil {
+		return nil, nil, nil, err
 	}
 	src, done, err = m.remoteSource(o)
 	return a, src, done, err

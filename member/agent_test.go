@@ -48,14 +48,18 @@ func pair(t *testing.T, p *plane, src, dst *fakeAgent) (a, b *Member, ka, kb *me
 
 func TestOrdersReachTheStore(t *testing.T) {
 	p := newPlane(t)
+	var rate int
+	var limits transfer.Limits
 	agent := &fakeAgent{
 		surveyOf: func(tn cells.TenantID) (transfer.Survey, error) {
 			return transfer.Survey{Engine: "mem", Fingerprint: "f", Tables: []transfer.TableInfo{{Table: guard.Table{Name: "items"}, Rows: 7}}}, nil
 		},
-		prepare: func(_ context.Context, m cells.MoveRef, s transfer.Source, progress func(cells.Progress)) (cells.Prediction, error) {
+		prepare: func(ctx context.Context, m cells.MoveRef, s transfer.Source, progress func(cells.Progress)) (cells.Prediction, error) {
 			if m != moveRef() {
 				return cells.Prediction{}, fmt.Errorf("move %+v", m)
 			}
+			rate, _ = transfer.RateOf(ctx)
+			limits, _ = transfer.LimitsOf(ctx)
 			progress(cells.Progress{Phase: "snapshot", Done: 1, Total: 2})
 			return cells.Prediction{Pause: time.Second, LagChanges: 3, WriteRate: 1.5}, nil
 		},
@@ -105,9 +109,19 @@ func TestOrdersReachTheStore(t *testing.T) {
 		t.Fatalf("%+v %v", pf, err)
 	}
 	var seen []cells.Progress
+	throttled := transfer.ContextWithRate(transfer.ContextWithLimits(ctx, transfer.Limits{MaxRetained: 7, MaxReplicaLag: time.Minute}), 99)
+	if _, err := c.Prepare(throttled, m, nil); err != nil || rate != 99 || limits != (transfer.Limits{MaxRetained: 7, MaxReplicaLag: time.Minute}) {
+		t.Fatal(rate, limits, err)
+	}
+	if _, err := c.Prepare(transfer.ContextWithLimits(ctx, transfer.Limits{MaxReplicaLag: -1}), m, nil); !errors.Is(err, cells.ErrInvalid) {
+		t.Fatal(err)
+	}
 	pred, err := c.Prepare(ctx, m, func(p cells.Progress) { seen = append(seen, p) })
 	if err != nil || pred != (cells.Prediction{Pause: time.Second, LagChanges: 3, WriteRate: 1.5}) || len(seen) != 1 || seen[0].Done != 1 {
 		t.Fatalf("%+v %v %v", pred, seen, err)
+	}
+	if rate != 0 || limits != (transfer.Limits{}) {
+		t.Fatal("without any", rate, limits)
 	}
 	if mark, compared, err := c.FinishProved(ctx, m, nil); err != nil || mark != "mark" ||
 		!slices.Equal(compared, []cells.Comparison{{Table: "item", Position: "mark", Whole: true, Rows: 3, Sum: "abc"}}) {

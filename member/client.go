@@ -21,6 +21,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 // Locate returns the live processes of a cell: those whose heartbeats have not
@@ -45,6 +46,7 @@ type AgentClient struct {
 	channel *channel.Channel
 	locate  Locate
 	rate    int
+	limits  transfer.Limits
 	log     *slog.Logger
 	seed    maphash.Seed
 
@@ -65,6 +67,10 @@ type ClientOption func(*AgentClient)
 
 // WithRowsPerSecond throttles copies and removals; 0, the default, is unlimited.
 func WithRowsPerSecond(n int) ClientOption { return func(c *AgentClient) { c.rate = max(0, n) } }
+
+// WithLimits bounds what each move may cost its cells; the default is that of
+// [transfer.Limits].
+func WithLimits(l transfer.Limits) ClientOption { return func(c *AgentClient) { c.limits = l } }
 
 // WithClientLogger sets the logger; the default discards.
 func WithClientLogger(l *slog.Logger) ClientOption { return func(c *AgentClient) { c.log = l } }

@@ -180,7 +180,10 @@ func (c *AgentClient) moveStep(ctx context.Context, path string, m cells.MoveRef
 	if err != nil || none {
 		return err
 	}
-	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rate}
+	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rateOf(ctx), Limits: c.limits}
+	if l, ok := transfer.LimitsOf(ctx); ok {
+		o.Limits = l
+	}
 	_, err = c.any(ctx, m.Target, string(m.ID), func(ctx context.Context, h Heartbeat) error {
 		return c.step(ctx, h, path, o, out(), progress)
 	})
@@ -203,7 +206,10 @@ func (c *AgentClient) Return(ctx context.Context, tenant cells.TenantID, r cells
 	if err != nil || none {
 		return out, err
 	}
-	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rate}
+	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rateOf(ctx), Limits: c.limits}
+	if l, ok := transfer.LimitsOf(ctx); ok {
+		o.Limits = l
+	}
 	_, err = c.any(ctx, m.Target, string(m.ID), func(ctx context.Context, h Heartbeat) error {
 		out = cells.Returned{}
 		return c.call(ctx, h, PathReturn, o, &out)
@@ -229,6 +235,14 @@ func (c *AgentClient) free(ctx context.Context, tenant cells.TenantID, r cells.R
 	return errors.Join(errs...)
 }
 
+// rateOf is the throttle that the context asks for, or the client's own.
+func (c *AgentClient) rateOf(ctx context.Context) int {
+	if n, ok := transfer.RateOf(ctx); ok {
+		return max(0, n)
+	}
+	return c.rate
+}
+
 // Discard implements [cells.DataMover]: the loser's agent does it. What the owner
 // captures for the loser is freed first; if that fails the rows are removed all the
 // same, and the whole is to be tried again.
@@ -237,7 +251,7 @@ func (c *AgentClient) Discard(ctx context.Context, tenant cells.TenantID, r cell
 }
 
 func (c *AgentClient) discard(ctx context.Context, tenant cells.TenantID, r cells.Residue, progress func(cells.Progress)) error {
-	o := DiscardOrder{Tenant: tenant, Residue: r, RowsPerSecond: c.rate}
+	o := DiscardOrder{Tenant: tenant, Residue: r, RowsPerSecond: c.rateOf(ctx)}
 	_, err := c.any(ctx, r.Cell, string(r.Move), func(ctx context.Context, h Heartbeat) error {
 		return c.step(ctx, h, PathDiscard, o, &struct{}{}, progress)
 	})

@@ -25,6 +25,8 @@ var kinds = []struct {
 	{"forbidden", ErrForbidden, http.StatusForbidden},
 	{"mismatch", transfer.ErrMismatch, http.StatusConflict},
 	{"return_lost", cells.ErrReturnLost, http.StatusGone},
+	{"schema_changed", transfer.ErrSchemaChanged, http.StatusConflict},
+	{"retention", transfer.ErrRetention, http.StatusConflict},
 	{"stale_order", cells.ErrStaleOrder, http.StatusConflict},
 	{"fenced", cells.ErrFenced, http.StatusConflict},
 	{"other_move", cells.ErrOtherMove, http.StatusConflict},

@@ -107,6 +107,8 @@ type MoveOrder struct {
 	Sources []string `json:"sources"`
 	// RowsPerSecond throttles the copy; 0 is unlimited.
 	RowsPerSecond int `json:"rows_per_second,omitempty"`
+	// Limits bound what the move may cost both cells.
+	Limits transfer.Limits `json:"limits,omitzero"`
 }
 
 // FinishReply is the result of PathFinish.

@@ -58,8 +58,14 @@ func ContextWithLimits(ctx context.Context, l Limits) context.Context {
 }
 
 func limitsOf(ctx context.Context) Limits {
-	l, _ := ctx.Value(limitsKey{}).(Limits)
+	l, _ := LimitsOf(ctx)
 	return l
+}
+
+// LimitsOf returns what [ContextWithLimits] has set, if it was called.
+func LimitsOf(ctx context.Context) (Limits, bool) {
+	l, ok := ctx.Value(limitsKey{}).(Limits)
+	return l, ok
 }
 
 // Health is what a running move costs its source, and what holds it up there.

@@ -84,11 +84,17 @@ func ContextWithRate(ctx context.Context, rowsPerSecond int) context.Context {
 	return context.WithValue(ctx, rateKey{}, rowsPerSecond)
 }
 
+// RateOf returns what [ContextWithRate] has set, if it was called.
+func RateOf(ctx context.Context) (rowsPerSecond int, ok bool) {
+	rowsPerSecond, ok = ctx.Value(rateKey{}).(int)
+	return rowsPerSecond, ok
+}
+
 // pacer waits so that rows flow at a bounded rate.
 type pacer struct{ l *rate.Limiter }
 
 func (o *options) pacer(ctx context.Context) pacer {
-	n, ok := ctx.Value(rateKey{}).(int)
+	n, ok := RateOf(ctx)
 	if !ok {
 		n = o.rows
 	}

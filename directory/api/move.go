@@ -67,6 +67,8 @@ type MoveRequest struct {
 	// nothing else: closed and full cells stay closed.
 	Force bool   `json:"force,omitempty"`
 	Actor string `json:"actor,omitempty"`
+	// Throttle bounds the move in other ways than the directory does; nil: as it does.
+	Throttle *Throttle `json:"throttle,omitempty"`
 	// OperationID makes a retry safe: the same id answers the same move. "" makes
 	// each request a new one.
 	OperationID string `json:"operation_id,omitempty"`
@@ -81,7 +83,29 @@ func (r *MoveRequest) Normalize() error {
 	if err := r.To.Validate(); err != nil {
 		return err
 	}
+	if err := r.Throttle.validate(); err != nil {
+		return err
+	}
 	return normalizeAsked(&r.Actor, r.OperationID)
+}
+
+// Throttle bounds what a move may cost its cells. A field that is 0 is as the
+// directory is configured.
+type Throttle struct {
+	// RowsPerSecond of copies and removals.
+	RowsPerSecond int `json:"rows_per_second,omitempty"`
+	// MaxRetained is how many bytes of changes the source may keep for the move; negative
+	// is no limit.
+	MaxRetained int64 `json:"max_retained,omitempty"`
+	// MaxReplicaLag pauses copying while a standby is further behind.
+	MaxReplicaLag time.Duration `json:"max_replica_lag,omitempty"`
+}
+
+func (t *Throttle) validate() error {
+	if t != nil && (t.RowsPerSecond < 0 || t.MaxReplicaLag < 0) {
+		return fmt.Errorf("%w: throttle %+v", cells.ErrInvalid, *t)
+	}
+	return nil
 }
 
 func normalizeAsked(actor *string, operation string) error {
@@ -127,11 +151,13 @@ type Move struct {
 	To     cells.CellID   `json:"to"`
 	State  MoveState      `json:"state"`
 	// Step is the last step that was persisted; "queued" before the first.
-	Step        string `json:"step"`
-	Actor       string `json:"actor"`
-	Force       bool   `json:"force,omitempty"`
-	OperationID string `json:"operation_id,omitempty"`
-	RequestID   string `json:"request_id,omitempty"`
+	Step  string `json:"step"`
+	Actor string `json:"actor"`
+	Force bool   `json:"force,omitempty"`
+	// Throttle is that of the request; nil: as the directory is configured.
+	Throttle    *Throttle `json:"throttle,omitempty"`
+	OperationID string    `json:"operation_id,omitempty"`
+	RequestID   string    `json:"request_id,omitempty"`
 	// Campaign that the move is made for, and the number of its item; "" is none.
 	Campaign CampaignID `json:"campaign,omitempty"`
 	Item     int64      `json:"item,omitempty"`

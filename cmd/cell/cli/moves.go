@@ -23,6 +23,7 @@ import (
 
 func (a *app) moveCmd() *cobra.Command {
 	var req api.MoveRequest
+	var t throttle
 	var to string
 	var noWait bool
 	c := &cobra.Command{
@@ -37,19 +38,9 @@ cell moves show, give it up (before the cut is decided) with cell moves rollback
 		Example: "  cell move acme --to cell-b\n  cell move acme --to cell-b --dry-run",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
 		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
-			req.Tenant, req.To, req.Actor = cells.TenantID(args[0]), cells.CellID(to), actor()
+			req.Tenant, req.To, req.Actor, req.Throttle = cells.TenantID(args[0]), cells.CellID(to), actor(), t.get()
 			if req.DryRun {
-				d, err := cl.DryRun(ctx, req)
-				if err != nil {
-					return err
-				}
-				if err := a.print(d, func(w io.Writer) error { return printDryRun(w, d) }); err != nil {
-					return err
-				}
-				if !d.Allowed {
-					return errors.New("the move would be refused")
-				}
-				return nil
+				return a.dryRun(ctx, cl, req)
 			}
 			m, err := cl.Move(ctx, req)
 			if err != nil {
@@ -65,6 +56,7 @@ cell moves show, give it up (before the cut is decided) with cell moves rollback
 	f.StringVar(&to, "to", "", "the cell to move to")
 	f.BoolVar(&req.DryRun, "dry-run", false, "show the preflight, change nothing")
 	f.BoolVar(&req.Force, "force", false, "move although the tenant's unavailability budget would be exceeded; recorded with your name")
+	throttleFlags(f, &t)
 	f.BoolVar(&noWait, "no-wait", false, "start the move and return")
 	f.StringVar(&req.OperationID, "operation-id", "", "makes a retry from a script safe: the same id answers the same move")
 	_ = c.MarkFlagRequired("to")
@@ -72,11 +64,28 @@ cell moves show, give it up (before the cut is decided) with cell moves rollback
 	return c
 }
 
+// dryRun shows what a move would do and what stands in its way; it fails if the move
+// would be refused.
+func (a *app) dryRun(ctx context.Context, cl *client.Client, req api.MoveRequest) error {
+	req.DryRun = true
+	d, err := cl.DryRun(ctx, req)
+	if err != nil {
+		return err
+	}
+	if err := a.print(d, func(w io.Writer) error { return printDryRun(w, d) }); err != nil {
+		return err
+	}
+	if !d.Allowed {
+		return errors.New("the move would be refused")
+	}
+	return nil
+}
+
 func printDryRun(w io.Writer, d api.DryRun) error {
 	fmt.Fprintf(w, "%s: %s -> %s\n  rows     %d (%s)\n  copy     about %s\n  pause    about %s\n", d.Tenant, d.From, d.To,
 		d.Preflight.Rows, size(d.Preflight.Bytes), short(d.Preflight.Copy), short(d.Preflight.Pause))
 	for _, f := range d.Preflight.Findings {
-		kind := "note"
+		kind := f.Severity()
 		if f.Blocking {
 			kind = "BLOCKED"
 		}
@@ -145,7 +154,9 @@ type moveView struct {
 	bar   *mpb.Bar
 	phase string
 	step  string
-	label string
+	// waiting is what the running step was last said to wait for.
+	waiting string
+	label   string
 }
 
 func (a *app) moveView() *moveView {
@@ -160,6 +171,14 @@ func (v *moveView) update(m api.Move) {
 	if v.a.json {
 		return
 	}
+	if p := m.Progress; p != nil && p.Waiting != "" {
+		if v.waiting != p.Waiting {
+			v.waiting = p.Waiting
+			v.say("waiting: " + p.Waiting)
+		}
+		return
+	}
+	v.waiting = ""
 	if p := m.Progress; p != nil && v.bars != nil && p.Total > 0 {
 		if v.phase != p.Phase {
 			v.finishBar()
@@ -186,12 +205,17 @@ func (v *moveView) update(m api.Move) {
 		if m.Pause > 0 && m.Served() {
 			extra = ", pause " + short(m.Pause)
 		}
-		line := fmt.Sprintf("%s  %-10s %s%s\n", time.Now().Format("15:04:05.000"), m.State, m.Step, extra)
-		if v.bars != nil {
-			_, _ = v.bars.Write([]byte(line))
-		} else {
-			fmt.Fprint(v.a.err, line)
-		}
+		v.say(fmt.Sprintf("%-10s %s%s", m.State, m.Step, extra))
+	}
+}
+
+// say writes a line above the bar.
+func (v *moveView) say(text string) {
+	line := fmt.Sprintf("%s  %s\n", time.Now().Format("15:04:05.000"), text)
+	if v.bars != nil {
+		_, _ = v.bars.Write([]byte(line))
+	} else {
+		fmt.Fprint(v.a.err, line)
 	}
 }
 

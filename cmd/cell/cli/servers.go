@@ -22,6 +22,7 @@ import (
 	"github.com/cloister-dev/cloister/directory"
 	directorysqlite "github.com/cloister-dev/cloister/directory/sqlite"
 	tablesqlite "github.com/cloister-dev/cloister/table/sqlite"
+	"github.com/cloister-dev/cloister/transfer"
 )
 
 // channelFlags are the files of a process's end of the channel.
@@ -76,6 +77,7 @@ func (a *app) directoryCredential() *cobra.Command {
 func (a *app) directoryServe() *cobra.Command {
 	var ch channelFlags
 	var cfg directory.Config
+	limits := throttle{retained: transfer.DefaultMaxRetained}
 	var state, operatorListen, channelListen, credentialFile, receiptKey, haltFile, clockFile, trace string
 	var sums, cellsAllowed []string
 	c := &cobra.Command{
@@ -152,6 +154,7 @@ binds to the loopback unless you say otherwise.`,
 			if cfg.ChannelListener, err = net.Listen("tcp", channelListen); err != nil {
 				return err
 			}
+			cfg.RowsPerSecond, cfg.Limits = limits.rows, transfer.Limits{MaxRetained: int64(limits.retained), MaxReplicaLag: limits.lag}
 			srv, err := directory.New(cfg)
 			if err != nil {
 				return err
@@ -171,6 +174,9 @@ binds to the loopback unless you say otherwise.`,
 	f.DurationVar(&cfg.DrainDeadline, "drain-deadline", cells.DefaultDrainDeadline, "longest cut of a move; past it the move rolls back")
 	f.DurationVar(&cfg.MaxPause, "max-pause", 0, "refuse cuts that are predicted to be longer, and roll back those that are; 0 is no bound")
 	f.DurationVar(&cfg.PauseHeadroom, "pause-headroom", cells.DefaultPauseHeadroom, "a cut is rolled back when it is not decided within twice its predicted pause and this")
+	f.IntVar(&limits.rows, "rows-per-second", 0, "how fast moves copy and remove rows; 0 is unlimited")
+	f.Var(&limits.retained, "max-retained", "how many bytes of changes a source may keep for a move, as 8GiB or unlimited; past it the move rolls back")
+	f.DurationVar(&limits.lag, "max-replica-lag", 0, "moves copy nothing while a standby of one of their databases is further behind; 0 is no bound")
 	f.IntVar(&cfg.Moves, "moves", 4, "how many moves prepare at once")
 	f.DurationVar(&cfg.HeartbeatEvery, "heartbeat", 500*time.Millisecond, "how often processes report")
 	f.DurationVar(&cfg.Lapse, "lapse", 2*time.Second, "a process that has not reported for so long is gone")

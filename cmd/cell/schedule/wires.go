@@ -248,7 +248,10 @@ func (s farSource) Applied(ctx context.Context, m cells.MoveRef, pos transfer.Po
 }
 
 func (s farSource) Check(ctx context.Context, m cells.MoveRef, l transfer.Limits) (out transfer.Health, err error) {
-	err = s.reach(ctx, func(ctx context.Context, src transfer.Source) (err error) { out, err = src.Check(ctx, m, l); return err })
+	err = s.reach(ctx, func(ctx context.Context, src transfer.Source) (err error) {
+		out, err = src.Check(ctx, m, l)
+		return err
+	})
 	return out, err
 }
 
