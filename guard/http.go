@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"context"
 	"errors"
 	"net/http"
 
@@ -20,7 +21,7 @@ import (
 //		return
 //	}
 func Refused(w http.ResponseWriter, r *http.Request, err error) bool {
-	a := Refusal(r, err)
+	a := Refusal(r.Context(), err)
 	if a == nil {
 		return false
 	}
@@ -28,8 +29,9 @@ func Refused(w http.ResponseWriter, r *http.Request, err error) bool {
 	return true
 }
 
-// Refusal returns the answer of [Refused], or nil.
-func Refusal(r *http.Request, err error) *cells.Answer {
+// Refusal returns the answer of [Refused] for the work under ctx, or nil. Over gRPC:
+// return cells.AnswerStatus(a).Err().
+func Refusal(ctx context.Context, err error) *cells.Answer {
 	if !NothingWritten(err) {
 		return nil
 	}
@@ -40,7 +42,7 @@ func Refusal(r *http.Request, err error) *cells.Answer {
 	case errors.Is(err, ErrNoAdmission):
 		return &cells.Answer{Code: cells.CodeTenancyRefused, Detail: "the request carries no admission of this cell", Err: err}
 	case errors.Is(err, cells.ErrFenced):
-		if a, ok := cells.AdmissionFromContext(r.Context()); ok {
+		if a, ok := cells.AdmissionFromContext(ctx); ok {
 			return a.Refusal(err)
 		}
 		return &cells.Answer{Code: cells.CodeStaleRoute, Detail: "the tenant's fence refused the request", Err: err}
