@@ -83,8 +83,9 @@ func New(g Guard, cfg Config) (*Plugin, error) {
 	return p, nil
 }
 
-// base is a table's name without its schema.
-func base(name string) string { return name[strings.LastIndexByte(name, '.')+1:] }
+// base is a table's name without its schema, as it is compared: SQLite takes names in
+// any case, and on Postgres two that differ in nothing else are treated alike.
+func base(name string) string { return strings.ToLower(name[strings.LastIndexByte(name, '.')+1:]) }
 
 // TablesOf lists the tables of models whose tenant field has the tag cell:"tenant",
 // for [Config] and for the guard's Install:

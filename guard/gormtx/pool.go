@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 
 	"gorm.io/gorm"
 
@@ -27,7 +28,7 @@ func (p *Plugin) check(ws []write, a guard.Admission, importing bool, args []any
 			return fmt.Errorf("%w: the table of a %s cannot be read", cells.ErrFenced, w.verb)
 		}
 		for _, t := range p.outbox {
-			if t.Name != w.table && t.Name != w.schema+"."+w.table {
+			if !strings.EqualFold(t.Name, w.table) && !strings.EqualFold(t.Name, w.schema+"."+w.table) {
 				continue
 			}
 			if importing {
@@ -38,7 +39,7 @@ func (p *Plugin) check(ws []write, a guard.Admission, importing bool, args []any
 				return fmt.Errorf("%w: %s of %s: events are written by Emit", cells.ErrFenced, w.verb, t.Name)
 			}
 		}
-		if column, ok := p.columns[w.table]; ok {
+		if column, ok := p.columns[base(w.table)]; ok {
 			if err := w.check(column, a, args); err != nil {
 				return err
 			}

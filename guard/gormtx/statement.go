@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"fmt"
 	"reflect"
+	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
@@ -266,7 +267,7 @@ func (c *checker) insert() error {
 	}
 	place := -1
 	for i, name := range c.w.columns {
-		if name == c.column {
+		if strings.EqualFold(name, c.column) {
 			place = i
 		}
 	}
@@ -416,13 +417,13 @@ func (c *checker) equal(left []token, values [][]token) (bool, error) {
 // isColumn reports whether toks are the tenant column of the table that is written.
 func (c *checker) isColumn(toks []token) bool {
 	n := len(toks)
-	if n == 0 || n%2 == 0 || !toks[n-1].name() || toks[n-1].text != c.column {
+	if n == 0 || n%2 == 0 || !toks[n-1].name() || !strings.EqualFold(toks[n-1].text, c.column) {
 		return false
 	}
 	if n == 1 {
 		return true
 	}
-	return toks[n-2].is(".") && toks[n-3].name() && (toks[n-3].text == c.w.table || c.w.alias != "" && toks[n-3].text == c.w.alias)
+	return toks[n-2].is(".") && toks[n-3].name() && (strings.EqualFold(toks[n-3].text, c.w.table) || c.w.alias != "" && strings.EqualFold(toks[n-3].text, c.w.alias))
 }
 
 // value returns a placeholder's argument or a literal, as text.

@@ -41,6 +41,7 @@ func TestCheck(t *testing.T) {
 		{`DELETE FROM "notes" WHERE ("notes"."tenant","notes"."key") = ($1,$2)`, []any{me, "k"}, nil},
 		{`DELETE FROM notes WHERE (tenant, key) IN ((?,?),(?,?))`, []any{me, "k", me, "l"}, nil},
 		{`DELETE FROM notes WHERE tenant IN (?) AND key LIKE 'a%' RETURNING key`, []any{[]byte(me)}, nil},
+		{`DELETE FROM Notes WHERE "Tenant" = $1`, []any{me}, nil},
 		{`DELETE FROM notes WHERE $1::text = tenant`, []any{me}, nil},
 		{`WITH gone AS (DELETE FROM notes WHERE tenant = $1 RETURNING 1) SELECT count(*) FROM gone`, []any{me}, nil},
 		{`DELETE FROM notes WHERE tenant = 'acme'; DELETE FROM notes WHERE tenant = 'acme' AND key = 'x'`, nil, nil},
@@ -64,6 +65,7 @@ func TestCheck(t *testing.T) {
 		{`EXPLAIN ANALYZE DELETE FROM notes`, nil, ErrNoTenantCondition},
 		{`WITH gone AS (DELETE FROM notes RETURNING tenant) SELECT 1 FROM gone WHERE tenant = 'acme'`, nil, ErrNoTenantCondition},
 		{`SELECT 1; DELETE FROM ONLY "notes"`, nil, ErrNoTenantCondition},
+		{`DELETE FROM "NOTES"`, nil, ErrNoTenantCondition},
 		{`MERGE INTO notes USING x ON true WHEN MATCHED THEN DELETE`, nil, ErrNoTenantCondition},
 		{`DELETE FROM notes WHERE tenant = ?`, []any{7}, ErrNoTenantCondition},
 		{`DELETE FROM notes WHERE tenant = ?`, nil, ErrNoTenantCondition},
@@ -84,6 +86,7 @@ func TestCheck(t *testing.T) {
 		// Not to be read, or not the service's.
 		{`/* /* */ DELETE FROM notes WHERE tenant = 'acme' --*/`, nil, cells.ErrFenced},
 		{`UPDATE [notes] SET value = 1 WHERE tenant = 'acme'`, nil, cells.ErrFenced},
+		{`DELETE FROM "Cell_Outbox"`, nil, cells.ErrFenced},
 		{`DELETE FROM cell_outbox WHERE tenant = 'acme'`, nil, cells.ErrFenced},
 	} {
 		p := &Plugin{columns: map[string]string{"notes": "tenant"}, outbox: []guard.Table{{Name: "cell_outbox", TenantColumn: "tenant"}}}
