@@ -27,7 +27,8 @@
 //	L4 events   whether an event is published    the mark           likewise
 //
 // Epochs, revisions and event numbers decide. Times never do: they bound waits,
-// budgets and drains.
+// budgets and drains. A cut with a [BudgetMeter] is given up when it is not decided
+// within what it has reserved of its tenant's budget.
 //
 // # States of a route
 //

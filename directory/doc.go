@@ -58,6 +58,20 @@
 // stale. COMMITTED is driven for as long as the process lives, with backoff,
 // whatever errors come.
 //
+// # Budgets and receipts
+//
+// The store keeps each tenant's budget: what cuts have reserved and what they were
+// charged with. A reservation is made in one transaction before the cut, and charged
+// by the driver that ends it; if that dies first, whoever concludes the move settles
+// it, before the record says that the move is over. Edges report over the channel what
+// clients saw of each move; that is charged in place of the driver's pause, whenever
+// it comes. The store decides what is left, so all directories on it share one budget.
+//
+// With a key, the outcome of a move is signed (package receipt), also before the
+// record says that the move is over; then the removal of the loser's rows and late
+// reports of edges. A store that fails only delays them: they are tried again for as
+// long as the process lives, and by the next one.
+//
 // # Campaigns
 //
 // A campaign is a stored plan of moves that one directory makes, whoever asked for

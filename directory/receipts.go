@@ -55,8 +55,12 @@ func (e *executor) attest(ctx context.Context, t *tracker, state api.MoveState, 
 			}
 			o := outcomeOf(&m, state, row, reason)
 			var err error
-			if o.Clients, o.Budget, err = e.s.cost(ctx, &m); err != nil {
+			var driver time.Duration
+			if o.Clients, o.Budget, driver, err = e.s.cost(ctx, &m); err != nil {
 				return nil, err
+			}
+			if o.Pause == 0 { // the steps were lost with an earlier driver
+				o.Pause = driver
 			}
 			return &receipt.Statement{Kind: receipt.KindOutcome, Outcome: o}, nil
 		})
@@ -97,29 +101,29 @@ func outcomeOf(m *api.Move, state api.MoveState, row *cells.TenantRoute, reason 
 	return o
 }
 
-// cost is what clients saw of the move, and what it did to the budget.
-func (s *Server) cost(ctx context.Context, m *api.Move) (*receipt.Seen, *receipt.Budget, error) {
+// cost is what clients saw of the move, what it did to the budget, and the pause that
+// its driver has charged.
+func (s *Server) cost(ctx context.Context, m *api.Move) (seen *receipt.Seen, b *receipt.Budget, driver time.Duration, _ error) {
 	rows, err := s.store.Seen(ctx, m.ID)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
-	var seen *receipt.Seen
 	if len(rows) > 0 {
 		all := unite(rows)
 		seen = &all
 	}
 	if s.cfg.Budget == nil {
-		return seen, nil, nil
+		return seen, nil, 0, nil
 	}
 	a, err := s.cfg.Budget.Account(ctx, m.Tenant)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, 0, err
 	}
-	b := &receipt.Budget{Limit: a.Limit.Pause, Window: a.Window, Before: a.Without(m.ID), After: a.Left}
+	b = &receipt.Budget{Limit: a.Limit.Pause, Window: a.Window, Before: a.Without(m.ID), After: a.Left}
 	if e, ok := a.Entry(m.ID); ok {
-		b.Charged = e.Pause
+		b.Charged, driver = e.Pause, e.Driver
 	}
-	return seen, b, nil
+	return seen, b, driver, nil
 }
 
 // attestRemoval writes what became of the rows that the outcome said remained.
@@ -177,7 +181,7 @@ func (s *Server) attestClients(ctx context.Context, m *api.Move) error {
 				last = &x.Clients.Seen
 			}
 		}
-		seen, budget, err := s.cost(ctx, m)
+		seen, budget, _, err := s.cost(ctx, m)
 		if err != nil || seen == nil || last != nil && *last == *seen {
 			return nil, err
 		}

@@ -80,7 +80,7 @@ type witnessed struct {
 	last    time.Time // when the last one may come again
 	changed time.Time
 	news    time.Time // when what is not sent began to come
-	over    bool // the view has a route behind the cut
+	over    bool      // the view has a route behind the cut
 }
 
 // NewWitness returns a witness that reports to a directory. Give its [Witness.Route]

@@ -213,7 +213,9 @@ func TestEndlessRefusalsAreReported(t *testing.T) {
 		})
 	}
 	m := f.reported(l, "acme", func(m api.SeenMove) bool { return m.Refused > 3 })
-	f.reported(l, "acme", func(next api.SeenMove) bool { return next.Refused > m.Refused && next.FirstAgo-next.LastAgo > m.FirstAgo-m.LastAgo })
+	f.reported(l, "acme", func(next api.SeenMove) bool {
+		return next.Refused > m.Refused && next.FirstAgo-next.LastAgo > m.FirstAgo-m.LastAgo
+	})
 	stop()
 	wg.Wait()
 }

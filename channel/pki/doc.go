@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pki is a fleet's own certificate authority in a folder. It makes the
-// certificates that package channel accepts, and nothing else.
+// certificates that package channel accepts, and the key that receipts are signed with.
 //
 // The folder is authoritative: whoever can read ca.key can be every member of
 // the fleet, so it belongs on the machine of whoever operates the fleet, not on
@@ -11,6 +11,8 @@
 //	ca.crt       its certificate: what every process has as CAFile
 //	issued.jsonl one line for each certificate that was issued, never rewritten
 //	revoked.txt  serials that no longer count: what every process has as RevokedFile
+//	receipt.key  the private key of receipts (Ed25519, PKCS #8), mode 0600: for directories
+//	receipt.pub  its public half, and those of older keys: for whoever verifies receipts
 //
 // # Failures
 //
