@@ -79,6 +79,18 @@
 //     a prepared move has left behind, waiting for its Finish, gives way at once.
 //   - The capture is lost (a slot was dropped): Begin gives another first position,
 //     the target removes what it has brought, and starts over.
+//   - A listed table of either side is altered, made anew, truncated or rewritten:
+//     [ErrSchemaChanged], found by the [Shape] that was recorded when the capture and
+//     the import were begun, at each view, at the end of Prepare and in Finish. The
+//     driver rolls back.
+//   - The source keeps more changes for the move than its [Limits] allow: [ErrRetention],
+//     found by whoever prepares the move, every few seconds, and by the source itself
+//     in Sweep, which ends the capture though nobody drives the move any more.
+//   - The capture was lost twice, or is lost when the cut needs it: [ErrRetention],
+//     [cells.ErrNotApplicable]. The driver rolls back.
+//   - Standbys are further behind than the limits allow: copying waits. What it waits
+//     for, and the transactions that a view waits for, are in the progress
+//     ([cells.Progress], Waiting).
 //   - The two sides differ: [ErrMismatch], with the table and the counts. Nothing is
 //     committed; the driver rolls back.
 //   - The move was rolled back: the target's rows are removed by Discard; the source's

@@ -113,6 +113,32 @@ func (f *fake) Changes(ctx context.Context, _ cells.MoveRef, _ Position, yield f
 
 func (f *fake) View(context.Context, cells.MoveRef) (View, error) { return &fakeView{f: f}, nil }
 
+func (f *fake) Check(_ context.Context, _ cells.MoveRef, l Limits) (Health, error) {
+	h := Health{Retained: l.MaxRetained - 1, ReplicaLag: l.MaxReplicaLag, Blockers: []Blocker{{PID: 7, User: "u", Began: time.Unix(1e9, 0).UTC(), Age: time.Minute}}}
+	return h, l.Check("a", h.Retained+1<<20)
+}
+
+// TestCheck: limits reach the source, and what it says reaches the target.
+func TestCheck(t *testing.T) {
+	_, src := serve(t, &fake{})
+	if _, err := src.Check(t.Context(), testMove, Limits{MaxRetained: 5}); !errors.Is(err, ErrRetention) || !errors.Is(err, cells.ErrInvalid) || retryable(err) || !fatal(err) {
+		t.Errorf("too much: %v", err)
+	}
+	h, err := src.Check(t.Context(), testMove, Limits{MaxRetained: -1, MaxReplicaLag: time.Second})
+	if err != nil || h.Retained != -2 || h.ReplicaLag != time.Second || len(h.Blockers) != 1 {
+		t.Fatalf("%+v, %v", h, err)
+	}
+	if got, want := h.Blockers[0].String(), "pid 7 (user u), open for 1m0s since 2001-09-09 01:46:40"; got != want {
+		t.Errorf("blocker %q, want %q", got, want)
+	}
+	if l := (Limits{}).Retained(); l != DefaultMaxRetained {
+		t.Errorf("the default is %d", l)
+	}
+	if err := (Limits{MaxReplicaLag: -1}).Validate(); !errors.Is(err, cells.ErrInvalid) {
+		t.Errorf("a negative lag: %v", err)
+	}
+}
+
 type fakeView struct {
 	View
 	f *fake

@@ -100,6 +100,26 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	return c, c.Restart(ctx)
 }
 
+// Standby makes a hot standby that streams from the cluster, in a folder of its own,
+// and starts it. The caller stops it.
+func (c *Cluster) Standby(ctx context.Context, dir string) (*Cluster, error) {
+	s := &Cluster{opts: Options{Dir: dir, Settings: c.opts.Settings, NoSync: c.opts.NoSync}, bin: c.bin, cred: c.cred, log: filepath.Join(dir, "server.log")}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if s.cred != nil {
+		if err := chownTree(dir, s.cred); err != nil {
+			return nil, err
+		}
+	}
+	cmd := s.command(ctx, "pg_basebackup", "-D", filepath.Join(dir, "data"), "-R", "-X", "stream", "-c", "fast", "--no-sync",
+		"-h", "127.0.0.1", "-p", strconv.Itoa(c.Port), "-U", "postgres")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("pg_basebackup: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return s, s.Restart(ctx)
+}
+
 // Restart starts the server on the same data; it must not be running.
 func (c *Cluster) Restart(ctx context.Context) error {
 	if c.opts.Port == 0 {

@@ -13,9 +13,13 @@
 // Begin makes a publication of the listed tables, with a row filter on the tenant,
 // and a logical slot with pgoutput. Both are named by a hash of the database and
 // the move. The slot keeps the server's log from being removed until the target
-// has applied it; its position moves only with what the target says is durable. A
-// slot whose row is missing was left by a crash, and is made anew; so is a slot
-// that the server has dropped or invalidated, with another first position.
+// has applied it; its position moves only with what the target says is durable. The
+// row that names the capture comes before the slot, so that a sweep finds whatever a
+// crash leaves. A slot that the server has dropped or invalidated is made anew once,
+// with another first position; the second time the move is given up.
+//
+// Check tells how much log the server keeps for the slot. Sweep ends captures for which
+// it is more than the move's limit.
 //
 // # Views and positions
 //
@@ -66,6 +70,9 @@
 // A lost connection, a deadlock, a server that shuts down are [cells.ErrUnavailable];
 // the step is tried again. A value that must be unique and belongs to another
 // tenant at the target is [cells.ErrInvalid]: the move cannot succeed. A table that
-// changes its shape during a move ends the reader; the next one reads the new shape,
-// and the comparison of both sides decides.
+// is altered, made anew, truncated or rewritten (VACUUM FULL, CLUSTER) during a move
+// ends it with [transfer.ErrSchemaChanged]: the catalog's description of each table, its
+// file node included, is recorded at the beginning on both sides and compared. A rewrite
+// and TRUNCATE empty a table in the eyes of older snapshots, which a comparison of keys
+// that changed would not show. Indexes may come and go.
 package postgres

@@ -61,7 +61,12 @@ type rig struct {
 
 func newRig(t *testing.T, id cells.CellID, ddl string, tables []guard.Table) *rig {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), pgtest.DB(t))
+	return newRigAt(t, pgtest.DB(t), id, ddl, tables)
+}
+
+func newRigAt(t *testing.T, url string, id cells.CellID, ddl string, tables []guard.Table) *rig {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}

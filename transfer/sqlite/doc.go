@@ -50,6 +50,11 @@
 //
 // # Failures
 //
+// A listed table that is altered or made anew during a move ends it with
+// [transfer.ErrSchemaChanged]: its text, its triggers (at the source those of the capture
+// too) and its number in sqlite_master are recorded at the beginning on both sides and
+// compared. VACUUM numbers anew, so it has to wait until no move is under way.
+//
 // A process that is killed leaves at most a transaction that SQLite rolls back. The
 // next one finds the import's row and goes on behind the last key, at a new view,
 // after applying the difference up to it. A capture whose move was rolled back is

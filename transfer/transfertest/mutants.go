@@ -51,6 +51,10 @@ func Mutants(t *testing.T, h Harness) {
 			h.sink = func(s transfer.Sink) transfer.Sink { return removesNothing{s} }
 			return h
 		}, []string{"removal"}},
+		{"never says what it keeps", func(h Harness) Harness {
+			h.source = func(s transfer.Source) transfer.Source { return neverChecks{s} }
+			return h
+		}, []string{"retention"}},
 		{"never releases", func(h Harness) Harness {
 			h.sink = func(s transfer.Sink) transfer.Sink { return neverSweeps{s} }
 			return h
@@ -189,6 +193,13 @@ type removesNothing struct{ transfer.Sink }
 
 func (removesNothing) Discard(context.Context, cells.TenantID, cells.Residue, transfer.RemoveOptions) error {
 	return nil
+}
+
+// neverChecks finds nothing wrong with any move.
+type neverChecks struct{ transfer.Source }
+
+func (neverChecks) Check(context.Context, cells.MoveRef, transfer.Limits) (transfer.Health, error) {
+	return transfer.Health{}, nil
 }
 
 type neverSweeps struct{ transfer.Sink }

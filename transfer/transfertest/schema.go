@@ -164,6 +164,10 @@ func testRetention(tb TB, h Harness) {
 	w.fill(1200)
 	ctx := tb.Context()
 	m := w.move("m1")
+	source := w.a.Source()
+	if h.source != nil {
+		source = h.source(source)
+	}
 	grow := func(e cells.Epoch) {
 		tb.Helper()
 		for n := range 2 {
@@ -179,7 +183,7 @@ func testRetention(tb TB, h Harness) {
 	}
 	limited := func(bytes int64) func(v *transfer.Mover, m cells.MoveRef) error {
 		return func(v *transfer.Mover, m cells.MoveRef) error {
-			_, err := v.Prepare(transfer.ContextWithLimits(ctx, transfer.Limits{MaxRetained: bytes}), m, w.a.Source(), nil)
+			_, err := v.Prepare(transfer.ContextWithLimits(ctx, transfer.Limits{MaxRetained: bytes}), m, source, nil)
 			return err
 		}
 	}
@@ -201,36 +205,36 @@ func testRetention(tb TB, h Harness) {
 
 	// The next is prepared within its limit, and then left alone by its driver.
 	m = cells.MoveRef{ID: "m2", Tenant: w.tenant, Source: w.a.ID(), Target: w.b.ID(), Base: m.OpenEpoch()}
-	h2, err := w.a.Source().Begin(ctx, m)
+	h2, err := source.Begin(ctx, m)
 	w.must(err)
 	if h2 == "" {
 		tb.Fatalf("no position")
 	}
-	health, err := w.a.Source().Check(ctx, m, transfer.Limits{MaxRetained: 8 << 20})
+	health, err := source.Check(ctx, m, transfer.Limits{MaxRetained: 8 << 20})
 	w.must(err)
 	kept := health.Retained
 	w.must(w.a.Sink().Sweep(ctx))
-	_, err = w.a.Source().Check(ctx, m, transfer.Limits{MaxRetained: 8 << 20})
+	_, err = source.Check(ctx, m, transfer.Limits{MaxRetained: 8 << 20})
 	w.must(err)
 	grow(m.Base)
-	health, err = w.a.Source().Check(ctx, m, transfer.Limits{MaxRetained: -1})
+	health, err = source.Check(ctx, m, transfer.Limits{MaxRetained: -1})
 	w.must(err)
 	if health.Retained <= kept {
 		tb.Errorf("%d bytes are kept after many changes, %d were before", health.Retained, kept)
 	}
 	w.must(w.a.Sink().Sweep(ctx)) // without a limit
-	_, err = w.a.Source().Check(ctx, m, transfer.Limits{MaxRetained: -1})
+	_, err = source.Check(ctx, m, transfer.Limits{MaxRetained: -1})
 	w.must(err)
-	_, err = w.a.Source().Check(ctx, m, transfer.Limits{MaxRetained: 64 << 10})
+	_, err = source.Check(ctx, m, transfer.Limits{MaxRetained: 64 << 10})
 	w.wantErr("a check with a small limit", err, transfer.ErrRetention)
 	w.must(w.a.Sink().Sweep(ctx))
-	_, err = w.a.Source().Begin(ctx, m)
+	_, err = source.Begin(ctx, m)
 	w.wantErr("a capture that was ended", err, transfer.ErrRetention)
-	if view, err := w.a.Source().View(ctx, m); err == nil {
+	if view, err := source.View(ctx, m); err == nil {
 		w.must(view.Close())
 		tb.Errorf("a view of a capture that was ended")
 	}
-	_, err = v.Prepare(ctx, m, w.a.Source(), nil)
+	_, err = v.Prepare(ctx, m, source, nil)
 	w.wantErr("prepare of a capture that was ended", err, transfer.ErrRetention)
 	w.must(w.a.Keeper().OpenFence(ctx, cells.FenceOrder{Cell: m.Source, Tenant: m.Tenant, Epoch: m.OpenEpoch(), Floor: m.OpenEpoch(), Move: m.ID}))
 	w.must(w.a.Sink().Sweep(ctx))
