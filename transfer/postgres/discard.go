@@ -180,7 +180,7 @@ func (s *Store) forget(ctx context.Context, tx pgx.Tx, move cells.MoveID) error 
 
 // Sweep implements transfer.Sink.
 func (s *Store) Sweep(ctx context.Context) error {
-	rows, err := s.pool.Query(ctx, s.q("SELECT move, tenant, base, role = $1 FROM @s.transfer_capture UNION SELECT move, tenant, base, false FROM @s.transfer_import"), roleBack)
+	rows, err := s.pool.Query(ctx, s.q("SELECT move, tenant, base, role = $1, NOT released FROM @s.transfer_capture UNION SELECT move, tenant, base, false, false FROM @s.transfer_import"), roleBack)
 	if err != nil {
 		return translate(err)
 	}
@@ -188,6 +188,7 @@ func (s *Store) Sweep(ctx context.Context) error {
 		Move, Tenant string
 		Base         int64
 		Back         bool // the owner's capture of a way back
+		Armed        bool // changes are still captured
 	}
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[known])
 	err = translate(err)
@@ -200,6 +201,10 @@ func (s *Store) Sweep(ctx context.Context) error {
 			continue
 		}
 		opened := (cells.MoveRef{Base: cells.Epoch(k.Base)}).OpenEpoch()
+		if k.Armed && !f.Open && f.Epoch > opened {
+			// The tenant has left again, by a later move, before anybody swept.
+			err = errors.Join(err, s.release(ctx, cells.MoveID(k.Move)))
+		}
 		if !f.Open || f.Epoch < opened || k.Back && f.Epoch == opened {
 			continue
 		}

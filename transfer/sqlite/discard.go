@@ -41,6 +41,9 @@ func (s *Store) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 		}
 		return s.end(ctx, tx, tenant, r)
 	})
+	if err == nil {
+		err = s.trim(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -162,18 +165,19 @@ func (s *Store) Sweep(ctx context.Context) error {
 		tenant cells.TenantID
 		base   int64
 		back   bool // the owner's capture of a way back
+		armed  bool // changes are still captured
 	}
 	var all []known
 	err := s.reading(ctx, func(tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, `SELECT move, tenant, base, role = ? FROM cell_transfer_capture
-			UNION SELECT move, tenant, base, 0 FROM cell_transfer_import`, roleBack)
+		rows, err := tx.QueryContext(ctx, `SELECT move, tenant, base, role = ?, NOT released FROM cell_transfer_capture
+			UNION SELECT move, tenant, base, 0, 0 FROM cell_transfer_import`, roleBack)
 		if err != nil {
 			return err
 		}
 		defer rows.Close()
 		for rows.Next() {
 			var k known
-			if err := rows.Scan(&k.move, &k.tenant, &k.base, &k.back); err != nil {
+			if err := rows.Scan(&k.move, &k.tenant, &k.base, &k.back, &k.armed); err != nil {
 				return err
 			}
 			all = append(all, k)
@@ -189,12 +193,16 @@ func (s *Store) Sweep(ctx context.Context) error {
 			continue
 		}
 		opened := (cells.MoveRef{Base: cells.Epoch(k.base)}).OpenEpoch()
+		if k.armed && !f.Open && f.Epoch > opened {
+			// The tenant has left again, by a later move, before anybody swept.
+			err = errors.Join(err, s.tx(ctx, func(tx *sql.Tx) error { return s.release(ctx, tx, k.move) }))
+		}
 		if !f.Open || f.Epoch < opened || k.back && f.Epoch == opened {
 			continue
 		}
 		err = errors.Join(err, s.tx(ctx, func(tx *sql.Tx) error { return s.sweep(ctx, tx, k.move, k.back) }))
 	}
-	return errors.Join(err, s.spent(ctx))
+	return errors.Join(err, s.spent(ctx), s.trim(ctx))
 }
 
 // sweep forgets a move that is over, but not the way back that has its id.

@@ -93,7 +93,8 @@ func (s *Store) arm(ctx context.Context, tx *sql.Tx) error {
 
 // Release implements transfer.Source.
 func (s *Store) Release(ctx context.Context, m cells.MoveRef) error {
-	return s.tx(ctx, func(tx *sql.Tx) error { return s.release(ctx, tx, m.ID) })
+	err := s.tx(ctx, func(tx *sql.Tx) error { return s.release(ctx, tx, m.ID) })
+	return errors.Join(err, s.trim(ctx))
 }
 
 // release keeps the row, which says that the rows here are the move's to remove.
@@ -104,13 +105,15 @@ func (s *Store) release(ctx context.Context, tx *sql.Tx, move cells.MoveID) erro
 	return s.disarm(ctx, tx)
 }
 
-// disarm frees what no capture needs any more.
+// disarm ends the capturing when no move needs it any more. While others do, the
+// log of this one is left to trim.
 func (s *Store) disarm(ctx context.Context, tx *sql.Tx) error {
-	if _, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_log WHERE tenant NOT IN (SELECT tenant FROM cell_transfer_capture WHERE released = 0 AND ended = '')"); err != nil {
-		return err
-	}
 	var live bool
 	if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE released = 0 AND ended = '')").Scan(&live); err != nil || live {
+		return err
+	}
+	// Without a condition SQLite drops the pages and reads no rows.
+	if _, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_log"); err != nil {
 		return err
 	}
 	for _, t := range s.tables {
@@ -121,6 +124,43 @@ func (s *Store) disarm(ctx context.Context, tx *sql.Tx) error {
 		}
 	}
 	return nil
+}
+
+// trimRows bounds what one transaction takes from the log: it holds the write lock of
+// the whole database.
+const trimRows = 1000
+
+// trim frees the log of tenants that no capture is for, in small pieces.
+func (s *Store) trim(ctx context.Context) error {
+	after := ""
+	for {
+		var tenant sql.NullString
+		var live bool
+		err := s.reading(ctx, func(tx *sql.Tx) error {
+			if err := tx.QueryRowContext(ctx, "SELECT min(tenant) FROM cell_transfer_log WHERE tenant > ?", after).Scan(&tenant); err != nil || !tenant.Valid {
+				return err
+			}
+			return tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE tenant = ? AND released = 0 AND ended = '')", tenant.String).Scan(&live)
+		})
+		if err != nil || !tenant.Valid {
+			return err
+		}
+		after = tenant.String
+		for gone := int64(trimRows); !live && gone == trimRows; {
+			err := s.tx(ctx, func(tx *sql.Tx) error {
+				// Another capture of the tenant may have begun meanwhile.
+				r, err := tx.ExecContext(ctx, `DELETE FROM cell_transfer_log WHERE seq IN (SELECT seq FROM cell_transfer_log WHERE tenant = ?1
+					AND NOT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE tenant = ?1 AND released = 0 AND ended = '') LIMIT ?2)`, after, trimRows)
+				if err == nil {
+					gone, err = r.RowsAffected()
+				}
+				return err
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // Applied implements transfer.Source: the log before pos is not needed any more.

@@ -164,6 +164,31 @@ func testRolledBack(tb TB, h Harness) {
 	w.bystandersUntouched()
 }
 
+// testLeftBeforeSweep: a tenant whose move was rolled back leaves by another one before
+// anybody has swept. The first move's capture must not stay.
+func testLeftBeforeSweep(tb TB, h Harness) {
+	w := newWorld(tb, h)
+	w.fill(300)
+	first := w.move("m1")
+	v := h.agent(tb, w.b)
+	_, err := v.Prepare(tb.Context(), first, w.a.Source(), nil)
+	w.must(err)
+	open := cells.FenceOrder{Cell: first.Source, Tenant: first.Tenant, Epoch: first.OpenEpoch(), Floor: first.OpenEpoch(), Move: first.ID}
+	w.must(w.a.Keeper().OpenFence(tb.Context(), open))
+	w.must(v.Discard(tb.Context(), w.tenant, cells.Residue{Cell: w.b.ID(), Epoch: first.OpenEpoch(), Move: first.ID}, nil))
+	second := first
+	second.ID, second.Base = "m2", first.OpenEpoch()
+	_, err = v.Prepare(tb.Context(), second, w.a.Source(), nil)
+	w.must(err)
+	_, err = w.cut(v, second, w.a.Source())
+	w.must(err)
+	w.must(w.b.Keeper().OpenFence(tb.Context(), cells.FenceOrder{Cell: second.Target, Tenant: second.Tenant, Epoch: second.OpenEpoch(), Floor: second.OpenEpoch(), Move: second.ID}))
+	a := h.agent(tb, w.a)
+	w.must(a.Discard(tb.Context(), w.tenant, cells.Residue{Cell: w.a.ID(), Epoch: second.CloseEpoch(), Move: second.ID}, nil))
+	w.must(a.Sweep(tb.Context()))
+	w.clean(w.a)
+}
+
 func testNotEmpty(tb TB, h Harness) {
 	w := newWorld(tb, h)
 	w.fill(20)

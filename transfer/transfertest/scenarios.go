@@ -26,6 +26,7 @@ var checks = []check{
 	{name: "late removal", f: testLateRemoval},
 	{name: "removal", f: testRemoval},
 	{name: "rolled back", f: testRolledBack},
+	{name: "left before the sweep", f: testLeftBeforeSweep},
 	{name: "difference found before the cut", f: testDifferenceBefore},
 	{name: "difference found in the cut", f: testDifferenceInCut},
 	{name: "target not empty", f: testNotEmpty},
