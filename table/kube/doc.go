@@ -55,6 +55,9 @@
 // Each watch asks for bookmarks, and for a short period ([WithWatchPeriod]), at the
 // end of which the server sends one: that is the sign of life, and says how far the
 // view is. The next period goes on from there. A watch that begins at 0 lists first.
+// So does one whose bookmarks stand still for three periods while the server's
+// revision grows, as they do where etcd gives the server no progress notifications
+// (--watch-progress-notify-interval, 5 s in most clusters).
 //
 // # Failures
 //

@@ -36,9 +36,10 @@ func (t *Table) Watch(ctx context.Context, from cells.Revision) (cells.RouteWatc
 		if err := w.list(ctx); err != nil {
 			return nil, err
 		}
-	} else if err := w.check(ctx); err != nil {
+	} else if _, err := w.check(ctx); err != nil {
 		return nil, err
 	}
+	w.moved = time.Now()
 	w.life, w.end = context.WithCancelCause(t.life)
 	return w, nil
 }
@@ -53,8 +54,9 @@ type watcher struct {
 
 	// Used by Next's goroutine only:
 
-	first   []cells.TenantRoute // what a watch from 0 begins with
-	at      cells.Revision      // everything up to here was handed out
+	first   []cells.TenantRoute // listed, to be handed out before anything else
+	at      cells.Revision      // everything up to here was handed out, or is in first
+	moved   time.Time           // when at last grew
 	req     watch.Interface     // nil: none
 	cancel  context.CancelFunc  // ends req
 	begun   time.Time           // of req
@@ -62,11 +64,12 @@ type watcher struct {
 	stopped sync.Once
 }
 
-// list fetches every row, in the order of their changes, and begins behind them.
+// list fetches every row that has changed since at, in the order of their changes,
+// and begins behind them.
 func (w *watcher) list(ctx context.Context) error {
 	revision, err := w.t.all(ctx, func() { w.first = nil }, func(obj *unstructured.Unstructured) error {
 		r, ok, err := decode(obj)
-		if err == nil && ok {
+		if err == nil && ok && r.Revision > w.at {
 			w.first = append(w.first, r)
 		}
 		return err
@@ -78,18 +81,29 @@ func (w *watcher) list(ctx context.Context) error {
 	if n := len(w.first); n > 0 && w.first[n-1].Revision > revision {
 		return fmt.Errorf("%w: kubernetes: a row at revision %d in a list of %d", cells.ErrInvalid, w.first[n-1].Revision, revision)
 	}
-	w.at = revision
+	w.at, w.moved = max(w.at, revision), time.Now()
 	return nil
 }
 
+// listed returns the next of what list has fetched; a sign of life if there is
+// nothing (more).
+func (w *watcher) listed() cells.RouteUpdate {
+	n := min(len(w.first), watchRows)
+	up := cells.RouteUpdate{Routes: w.first[:n:n], Revision: w.at}
+	if w.first = w.first[n:]; len(w.first) > 0 {
+		up.Revision = up.Routes[n-1].Revision
+	}
+	return up
+}
+
 // check fails if the server is not as far as the watch: it was restored, or another
-// server has taken its place.
-func (w *watcher) check(ctx context.Context) error {
+// server has taken its place. It returns the server's revision.
+func (w *watcher) check(ctx context.Context) (cells.Revision, error) {
 	revision, err := w.t.current(ctx)
 	if err == nil && w.at > revision {
 		err = fmt.Errorf("%w: revision %d is ahead of the server's %d", cells.ErrCompacted, w.at, revision)
 	}
-	return err
+	return revision, err
 }
 
 // open begins a request behind at.
@@ -148,12 +162,7 @@ func (w *watcher) next(ctx context.Context) (cells.RouteUpdate, error) {
 		return cells.RouteUpdate{}, err
 	}
 	if len(w.first) > 0 && w.life.Err() == nil {
-		n := min(len(w.first), watchRows)
-		up := cells.RouteUpdate{Routes: w.first[:n:n], Revision: w.first[n-1].Revision}
-		if w.first = w.first[n:]; len(w.first) == 0 {
-			w.first, up.Revision = nil, w.at
-		}
-		return up, nil
+		return w.listed(), nil
 	}
 	for {
 		if w.req == nil {
@@ -188,22 +197,37 @@ func (w *watcher) next(ctx context.Context) (cells.RouteUpdate, error) {
 	}
 }
 
+// stuckPeriods is after how many periods without progress a view is brought up by
+// a list, if the server's revision has grown meanwhile.
+const stuckPeriods = 3
+
 // ended is called when the server has ended the request. A period in which it said
 // nothing about how far it is, is made up for by asking: then that is the sign of
-// life, of a view that has not moved.
+// life, of a view that has not moved. Bookmarks that do not move either (a server
+// whose store gives it no progress notifications) are made up for by listing.
 func (w *watcher) ended(ctx context.Context) (up cells.RouteUpdate, alive bool, err error) {
 	heard, lasted := w.heard, time.Since(w.begun)
 	w.drop()
-	if heard {
+	stuck := time.Since(w.moved) >= stuckPeriods*w.t.period
+	if heard && !stuck {
 		return up, false, nil
 	}
-	if err := w.check(ctx); err != nil {
+	revision, err := w.check(ctx)
+	if err != nil {
 		return up, false, err
 	}
-	if lasted < w.t.period/2 {
+	if !heard && lasted < w.t.period/2 {
 		return up, false, fmt.Errorf("%w: kubernetes: the watch was ended after %s", cells.ErrUnavailable, lasted.Round(time.Millisecond))
 	}
-	return cells.RouteUpdate{Revision: w.at}, true, nil
+	if stuck {
+		w.moved = time.Now()
+		if revision > w.at {
+			if err := w.list(ctx); err != nil {
+				return up, false, err
+			}
+		}
+	}
+	return w.listed(), true, nil
 }
 
 // update takes an event, and with it those that have arrived behind it.
@@ -256,7 +280,9 @@ func (w *watcher) event(ev watch.Event) (r cells.TenantRoute, isRow bool, err er
 			return r, false, fmt.Errorf("%w: the object of %s was removed at revision %d", cells.ErrCompacted, r.TenantID, revision)
 		}
 	}
-	w.at, w.heard = revision, true
+	if w.heard = true; revision > w.at {
+		w.at, w.moved = revision, time.Now()
+	}
 	return r, isRow, nil
 }
 

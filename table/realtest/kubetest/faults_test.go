@@ -110,6 +110,7 @@ func TestLostAnswer(t *testing.T) {
 // What the server's store has compacted is Gone: a watch says so, and a list that
 // was under way begins again.
 func TestGone(t *testing.T) {
+	t.Parallel()
 	s, err := kubetest.Start(t.TempDir(), "--watch-cache=false")
 	if err != nil {
 		t.Fatal(err)
@@ -204,6 +205,44 @@ func TestSilentServer(t *testing.T) {
 	for what, err := range map[string]error{"Get": getErr, "List": listErr, "CompareAndSet": casErr, "Watch": failure(t, w)} {
 		if !errors.Is(err, cells.ErrUnavailable) {
 			t.Errorf("%s: %v, want ErrUnavailable", what, err)
+		}
+	}
+}
+
+// Where the server's store says nothing about its progress, bookmarks stand still
+// while others write: a list brings the view up, and loses nothing.
+func TestBookmarksStandStill(t *testing.T) {
+	t.Parallel()
+	cfg := rest.CopyConfig(server.Config)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return tripper(func(r *http.Request) (*http.Response, error) {
+			if q := r.URL.Query(); q.Get("watch") != "" { // without bookmarks, and of what never changes
+				q.Set("allowWatchBookmarks", "false")
+				q.Set("fieldSelector", "metadata.name=none")
+				r = r.Clone(r.Context())
+				r.URL.RawQuery = q.Encode()
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	table, err := kube.Open(t.Context(), cfg, namespace(), kube.WithWatchPeriod(3*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = table.Close() })
+	first := cas(t, table, 0, row("t"))
+	w := watch(t, table, first.Revision)
+	changed := cas(t, table, first.Revision, stamped(first, "unseen"))
+	for signs := 0; ; signs++ {
+		up, err := w.Next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(up.Routes) == 1 && up.Routes[0].Revision == changed.Revision && up.Revision >= changed.Revision {
+			return
+		}
+		if len(up.Routes) != 0 || up.Revision != first.Revision || signs > 5 {
+			t.Fatalf("after %d signs of life: %+v", signs, up)
 		}
 	}
 }
