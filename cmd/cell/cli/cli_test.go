@@ -5,21 +5,50 @@ package cli_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/cmd/cell/cli"
 )
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
+		"routes": routes,
 		"cell": func() {
 			os.Exit(cli.Main(context.Background(), "test", os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 		},
 	})
+}
+
+// routes writes rows into a table in a file: routes FILE TENANT:CELL:EPOCH...
+func routes() {
+	t := cells.NewFileTable(os.Args[1])
+	for _, arg := range os.Args[2:] {
+		var tenant cells.TenantID
+		var cell cells.CellID
+		var epoch cells.Epoch
+		if _, err := fmt.Sscanf(strings.ReplaceAll(arg, ":", " "), "%s %s %d", &tenant, &cell, &epoch); err != nil {
+			panic(err)
+		}
+		old, err := t.Get(context.Background(), tenant)
+		if err != nil && !errors.Is(err, cells.ErrNotFound) {
+			panic(err)
+		}
+		r := cells.TenantRoute{TenantID: tenant, State: cells.StateActive, CellID: cell, Epoch: epoch, Floor: epoch}
+		if _, err := t.CompareAndSet(context.Background(), old.Revision, r); err != nil {
+			panic(err)
+		}
+	}
+	if err := t.Close(); err != nil {
+		panic(err)
+	}
 }
 
 func TestScripts(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/cloister-dev/cloister/edge"
 	"github.com/cloister-dev/cloister/edge/extract"
 	"github.com/cloister-dev/cloister/edge/topology"
-	"github.com/cloister-dev/cloister/table/remote"
+	"github.com/cloister-dev/cloister/table/open"
 )
 
 func (a *app) routerCmd() *cobra.Command {
@@ -34,7 +34,7 @@ func (a *app) routerCmd() *cobra.Command {
 func (a *app) routerServe() *cobra.Command {
 	var ch channelFlags
 	var cfg edge.Config
-	var directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey string
+	var directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey, routesURL string
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Take requests to the cell of their tenant",
@@ -47,7 +47,7 @@ The public listener speaks HTTP/1.1 and HTTP/2 without TLS; --tls-listen adds on
 with TLS. The admin listener has health, metrics and explain, and no credential.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.router(cmd, &ch, &cfg, routerFlags{directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey})
+			return a.router(cmd, &ch, &cfg, routerFlags{directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey, routesURL})
 		},
 	}
 	ch.register(c)
@@ -58,6 +58,7 @@ with TLS. The admin listener has health, metrics and explain, and no credential.
 	f.StringVar(&tlsKey, "tls-key", "", "key for --tls-listen")
 	f.StringVar(&cfg.AdminAddr, "admin-listen", "127.0.0.1:8081", "address of health, metrics and explain; - for none")
 	f.StringVar(&directoryURL, "directory", "", "the directory's channel listener, https://host:port")
+	f.StringVar(&routesURL, "routes", "", "address of the routing table to read ("+open.Help+"); default: what the directory serves")
 	f.StringVar(&state, "state", "edge", "folder of the signed snapshots; each edge has its own")
 	f.StringVar(&keyFile, "admission-key-file", "", "the fleet's admission key, hexadecimal; also signs the snapshots")
 	f.StringVar(&extractors, "extractors", `[{"header":"X-Tenant"}]`, "how to find a request's tenant: a list in YAML or JSON")
@@ -74,7 +75,7 @@ with TLS. The admin listener has health, metrics and explain, and no credential.
 }
 
 type routerFlags struct {
-	directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey string
+	directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey, routesURL string
 }
 
 func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl routerFlags) (err error) {
@@ -108,7 +109,17 @@ func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl
 	}
 	hc := ch.Client(channel.Identity{Role: channel.RoleDirectory})
 	defer hc.CloseIdleConnections()
-	table := remote.NewClient(hc, fl.directoryURL)
+	if fl.routesURL == "" {
+		fl.routesURL = fl.directoryURL
+	}
+	table, err := open.Lazy(ctx, fl.routesURL, open.WithHTTPClient(hc))
+	if errors.Is(err, cells.ErrInvalid) {
+		return usagef("--routes: %w", err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, table.Close()) }()
 	directory, err := client.Edge(hc, fl.directoryURL)
 	if err != nil {
 		return &usageError{err}

@@ -21,7 +21,7 @@ import (
 	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory"
 	directorysqlite "github.com/cloister-dev/cloister/directory/sqlite"
-	tablesqlite "github.com/cloister-dev/cloister/table/sqlite"
+	"github.com/cloister-dev/cloister/table/open"
 	"github.com/cloister-dev/cloister/transfer"
 )
 
@@ -78,7 +78,7 @@ func (a *app) directoryServe() *cobra.Command {
 	var ch channelFlags
 	var cfg directory.Config
 	limits := throttle{retained: transfer.DefaultMaxRetained}
-	var state, operatorListen, channelListen, credentialFile, receiptKey, haltFile, clockFile, trace string
+	var state, operatorListen, channelListen, credentialFile, routesURL, receiptKey, haltFile, clockFile, trace string
 	var sums, cellsAllowed []string
 	c := &cobra.Command{
 		Use:   "serve",
@@ -122,7 +122,13 @@ binds to the loopback unless you say otherwise.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, store.Close()) }()
-			routes, err := tablesqlite.Open(ctx, filepath.Join(state, "routes.db"))
+			if routesURL == "" {
+				routesURL = "sqlite:" + filepath.Join(state, "routes.db")
+			}
+			routes, err := open.Open(ctx, routesURL)
+			if errors.Is(err, cells.ErrInvalid) {
+				return usagef("--routes: %w", err)
+			}
 			if err != nil {
 				return err
 			}
@@ -165,6 +171,7 @@ binds to the loopback unless you say otherwise.`,
 	ch.register(c)
 	f := c.Flags()
 	f.StringVar(&state, "state", "directory", "folder of the directory's databases")
+	f.StringVar(&routesURL, "routes", "", "address of the routing table ("+open.Help+"); default: routes.db in --state")
 	f.StringVar(&operatorListen, "operator-listen", "127.0.0.1:7400", "address of the operator listener")
 	f.StringVar(&channelListen, "channel-listen", "127.0.0.1:7401", "address of the channel listener")
 	f.StringSliceVar(&sums, "operator-sha256", nil, "SHA-256 of an operator credential (cell directory new-credential); two while it is rotated")
