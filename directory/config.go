@@ -26,6 +26,9 @@ type Agents interface {
 	cells.DataMover
 }
 
+// DefaultUndoWindow is for how long a move can be undone.
+const DefaultUndoWindow = 24 * time.Hour
+
 // Config is what a [Server] is made of. The zero value of a field means its
 // default where one is named; the others are required.
 type Config struct {
@@ -79,6 +82,11 @@ type Config struct {
 	// directory takes the move; default 5 s.
 	SweepEvery time.Duration
 	TakeOver   time.Duration
+	// UndoWindow is for how long a move can be undone unless its request says otherwise;
+	// default 24 h, negative is not at all. ReturnEvery is how often the changes of a
+	// tenant whose move can be undone are brought to the cell that it came from; default 5 s.
+	UndoWindow  time.Duration
+	ReturnEvery time.Duration
 	// RowsPerSecond throttles copies and removals; 0 is unlimited. Limits bound what a
 	// move may cost its cells. A move may be asked for with others of its own.
 	RowsPerSecond int
@@ -145,6 +153,13 @@ func (c *Config) normalize() error {
 	def(&c.PauseHeadroom, cells.DefaultPauseHeadroom)
 	def(&c.SweepEvery, time.Second)
 	def(&c.TakeOver, 5*time.Second)
+	if c.UndoWindow == 0 {
+		c.UndoWindow = DefaultUndoWindow
+	}
+	if c.UndoWindow = max(c.UndoWindow, 0); c.UndoWindow > cells.MaxUndoWindow {
+		return fmt.Errorf("%w: undo window %v", cells.ErrInvalid, c.UndoWindow)
+	}
+	def(&c.ReturnEvery, 5*time.Second)
 	if c.Moves <= 0 {
 		c.Moves = 4
 	}

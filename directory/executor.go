@@ -28,8 +28,9 @@ type executor struct {
 	sweeps chan struct{} // bounds removals
 
 	mu      sync.Mutex
-	running map[cells.MoveID]*tracker // guarded by mu
-	tending map[cells.TenantID]bool   // guarded by mu; routes without a record that are being resumed
+	running map[cells.MoveID]*tracker  // guarded by mu
+	windows map[cells.TenantID]*window // guarded by mu; undo windows that are open
+	tending map[cells.TenantID]bool    // guarded by mu; routes without a record that are being resumed
 
 	tracer *cells.Tracer // nil: nothing is traced
 
@@ -39,7 +40,7 @@ type executor struct {
 func newExecutor(s *Server) *executor {
 	e := &executor{
 		s: s, agents: newAgents(s), slots: make(chan struct{}, s.cfg.Moves), sweeps: make(chan struct{}, s.cfg.Moves),
-		running: map[cells.MoveID]*tracker{}, tending: map[cells.TenantID]bool{}, sweeper: newSweeperState(),
+		running: map[cells.MoveID]*tracker{}, tending: map[cells.TenantID]bool{}, windows: map[cells.TenantID]*window{}, sweeper: newSweeperState(),
 	}
 	if s.cfg.Trace != nil {
 		e.tracer = cells.NewTracer(s.cfg.Trace, s.instance)
@@ -127,6 +128,9 @@ func (e *executor) hook(ctx context.Context, ev cells.StepEvent) error {
 		t.noteStep(ev)
 	}
 	e.s.metrics.step(ev)
+	if ev.Step == cells.StepWindow || ev.Step == cells.StepRemoved && t == nil {
+		e.noteResidue(ctx, ev.Move.ID, residueOf(&ev.Route, ev.Move.ID))
+	}
 	if halt := e.s.cfg.HaltAt; halt != "" && halt == string(ev.Step) {
 		if t != nil {
 			_ = t.flushAll(e.s.ctx) // fails only when the server closes
@@ -178,7 +182,7 @@ func (e *executor) drive(t *tracker) {
 	if t.snapshot().State.Active() && !e.move(ctx, t) {
 		return
 	}
-	if m := t.snapshot(); !m.State.Final() || len(m.Residue) > 0 {
+	if m := t.snapshot(); !m.State.Final() || m.Removable() {
 		e.clean(e.throttled(ctx, m.Throttle), t)
 	}
 }
@@ -349,7 +353,8 @@ func (e *executor) act(ctx context.Context, t *tracker, m *api.Move, row *cells.
 		res, err = ctrl.Resume(driving, m.Tenant)
 	} else {
 		res, err = ctrl.Run(driving, cells.MovePlan{
-			TenantID: m.Tenant, FromCell: m.From, ToCell: m.To, MoveID: m.ID, Actor: m.Actor, Force: m.Force})
+			TenantID: m.Tenant, FromCell: m.From, ToCell: m.To, MoveID: m.ID, Actor: m.Actor, Force: m.Force,
+			UndoWindow: m.UndoWindow, Undoes: m.Undoes})
 	}
 	if err != nil && ctx.Err() == nil && errors.Is(context.Cause(driving), errAskBack) {
 		return res, errAskBack
@@ -432,6 +437,9 @@ func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState
 	}
 	if err := e.attest(ctx, t, state, row, reason); err != nil {
 		return err
+	}
+	if m := t.snapshot(); m.Undoes != "" {
+		e.noteUndo(ctx, m, state)
 	}
 	t.concluded(state, row, res, reason)
 	e.s.metrics.concluded(t.snapshot())

@@ -26,6 +26,9 @@ type metrics struct {
 	liveDesc *prometheus.Desc
 	tenDesc  *prometheus.Desc
 	runDesc  *prometheus.Desc
+	winDesc  *prometheus.Desc
+	lagDesc  *prometheus.Desc
+	returns  *prometheus.CounterVec
 	openDesc *prometheus.Desc
 	ageDesc  *prometheus.Desc
 }
@@ -53,12 +56,15 @@ func newMetrics(s *Server) (*metrics, *prometheus.Registry) {
 		watchBreaks: counter("route_watch_breaks_total", "Times that the watch of the routes broke."),
 		liveDesc:    prometheus.NewDesc(ns+"members", "Live processes, by cell and readiness.", []string{"cell", "ready"}, nil),
 		tenDesc:     prometheus.NewDesc(ns+"tenants", "Tenants counted in each cell's quota.", []string{"cell"}, nil),
+		winDesc:     prometheus.NewDesc(ns+"undo_windows", "Moves that can be undone now.", nil, nil),
+		lagDesc:     prometheus.NewDesc(ns+"return_age_seconds", "Time since changes were last brought back, of the undo window that has waited longest.", nil, nil),
+		returns:     vec("returns_total", "Rounds of changes that were brought back, by result: done, failed, closed.", "result"),
 		runDesc:     prometheus.NewDesc(ns+"moves_running", "Moves driven here now, waiting ones included.", nil, nil),
 		openDesc:    prometheus.NewDesc(ns+"routes_unfinished", "Routes that something is unfinished about.", nil, nil),
 		ageDesc:     prometheus.NewDesc(ns+"routes_age_seconds", "Time since the watch of the routes was last heard.", nil, nil),
 	}
 	r := prometheus.NewRegistry()
-	r.MustRegister(m.answers, m.placements, m.moves, m.steps, m.pause, m.deletions, m.takeovers, m.storeErrors, m.watchBreaks, m,
+	r.MustRegister(m.answers, m.placements, m.moves, m.steps, m.pause, m.deletions, m.returns, m.takeovers, m.storeErrors, m.watchBreaks, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if s.cfg.Channel != nil {
 		r.MustRegister(s.cfg.Channel)
@@ -83,7 +89,7 @@ func (m *metrics) concluded(rec api.Move) {
 
 // Describe implements [prometheus.Collector].
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.liveDesc, m.tenDesc, m.runDesc, m.openDesc, m.ageDesc} {
+	for _, d := range []*prometheus.Desc{m.liveDesc, m.tenDesc, m.runDesc, m.winDesc, m.lagDesc, m.openDesc, m.ageDesc} {
 		ch <- d
 	}
 }
@@ -116,6 +122,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	running := len(m.s.exec.running)
 	m.s.exec.mu.Unlock()
 	gauge(m.runDesc, float64(running))
+	windows, oldest := m.s.exec.windowAges()
+	gauge(m.winDesc, float64(windows))
+	gauge(m.lagDesc, oldest.Seconds())
 	_, age, open := m.s.follow.position()
 	gauge(m.openDesc, float64(open))
 	gauge(m.ageDesc, age.Seconds())

@@ -23,6 +23,7 @@ func (s *Server) OperatorHandler() http.Handler {
 	handle("GET "+api.PathTenants, s.getTenants)
 	handle("GET "+api.PathTenants+"/{tenant}", s.getTenant)
 	handle("DELETE "+api.PathTenants+"/{tenant}", s.deleteTenant)
+	handle("POST "+api.PathTenants+"/{tenant}/window/close", s.postCloseWindow)
 	handle("POST "+api.PathPlacements, s.postPlacement)
 	handle("POST "+api.PathMoves, s.postMove)
 	handle("GET "+api.PathMoves, s.getMoves)

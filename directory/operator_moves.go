@@ -26,8 +26,12 @@ func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, err
 		return 0, nil, pinned()
 	}
 	ctx := r.Context()
+	asked := req.To
+	if req.Undo {
+		asked = "" // where to is known by the route only
+	}
 	if req.OperationID != "" && !req.DryRun {
-		op := Operation{ID: req.OperationID, Kind: OperationMove, Tenant: req.Tenant, Cell: req.To}
+		op := Operation{ID: req.OperationID, Kind: OperationMove, Tenant: req.Tenant, Cell: asked}
 		id, err := s.store.Answer(ctx, op)
 		if err != nil {
 			return 0, nil, err
@@ -40,12 +44,16 @@ func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, err
 			return http.StatusOK, s.exec.current(m), nil
 		}
 	}
+	undoes, err := s.undone(ctx, &req)
+	if err != nil {
+		return 0, nil, err
+	}
 	from, err := s.source(ctx, &req)
 	if err != nil {
 		return 0, nil, err
 	}
 	if req.DryRun {
-		d, err := s.dryRun(ctx, &req, from)
+		d, err := s.dryRun(ctx, &req, from, undoes)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -56,10 +64,11 @@ func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, err
 	m := api.Move{
 		ID: cells.MoveID("mv-" + rand.Text()), Tenant: req.Tenant, From: from, To: req.To, State: api.MovePreparing, Step: "queued",
 		Actor: req.Actor, Force: req.Force, Throttle: req.Throttle, OperationID: req.OperationID, RequestID: who.request, Driver: s.instance, CreatedAt: now, UpdatedAt: now,
+		Undoes: undoes, UndoWindow: s.exec.undoWindow(&req),
 	}
 	e := who.audit("move.create")
 	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID
-	e.Detail = detail(map[string]any{"from": from, "to": req.To, "force": req.Force, "operation": req.OperationID})
+	e.Detail = detail(map[string]any{"from": from, "to": req.To, "force": req.Force, "operation": req.OperationID, "undoes": undoes, "undo_window": m.UndoWindow.String()})
 	rec, created, err := s.store.CreateMove(ctx, m, e)
 	switch {
 	case errors.Is(err, ErrNoCell):
@@ -100,7 +109,7 @@ func (s *Server) source(ctx context.Context, req *api.MoveRequest) (cells.CellID
 }
 
 // dryRun finds what would refuse the move, without changing anything.
-func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.CellID) (api.DryRun, error) {
+func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.CellID, undoes cells.MoveID) (api.DryRun, error) {
 	out := api.DryRun{Tenant: req.Tenant, From: from, To: req.To, Preflight: cells.Preflight{Findings: []cells.Finding{}}}
 	list, _, err := s.store.Cells(ctx)
 	if err != nil {
@@ -114,6 +123,7 @@ func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.Ce
 		}
 		found = true
 		switch {
+		case undoes != "": // an undo goes back to a cell that is closed or full meanwhile
 		case c.State != api.CellServing:
 			out.Refusals = append(out.Refusals, fmt.Sprintf("cell %s is %s", c.ID, c.State))
 		case c.Closed:
@@ -133,7 +143,8 @@ func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.Ce
 		out.Refusals = append(out.Refusals, fmt.Sprintf("move %s to cell %s is %s", last[0].ID, last[0].To, last[0].State))
 		return out, nil
 	}
-	p, err := s.exec.controller().Preflight(ctx, cells.MovePlan{TenantID: req.Tenant, FromCell: from, ToCell: req.To, Actor: req.Actor, Force: req.Force})
+	p, err := s.exec.controller().Preflight(ctx, cells.MovePlan{TenantID: req.Tenant, FromCell: from, ToCell: req.To, Actor: req.Actor, Force: req.Force,
+		UndoWindow: s.exec.undoWindow(req), Undoes: undoes})
 	switch {
 	case errors.Is(err, cells.ErrOtherMove), errors.Is(err, cells.ErrNotApplicable):
 		out.Refusals = append(out.Refusals, err.Error())

@@ -66,6 +66,7 @@ func (s *Server) getTenant(_ http.ResponseWriter, r *http.Request) (int, any, er
 	default:
 		return 0, nil, err
 	}
+	out.Window = s.exec.window(&row)
 	last, err := s.store.Moves(r.Context(), MoveFilter{Tenant: tenant, Limit: 1})
 	if err != nil {
 		return 0, nil, err

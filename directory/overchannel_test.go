@@ -100,7 +100,7 @@ func beat(ctx context.Context, h *http.Client, url string, hb member.Heartbeat) 
 // The directory's own agent client, over mutual TLS, with processes that beat.
 func TestMoveOverTheChannel(t *testing.T) {
 	s := newState(t)
-	d := s.start(t, func(c *directory.Config) { c.Agents = nil; c.Lapse = 5 * time.Second })
+	d := s.start(t, func(c *directory.Config) { c.Agents, c.UndoWindow = nil, -1; c.Lapse = 5 * time.Second })
 	d.cell("a", api.CellSpec{})
 	d.cell("b", api.CellSpec{})
 	a, b := &process{cell: "a", slow: make(chan struct{})}, &process{cell: "b"}

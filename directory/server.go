@@ -96,6 +96,7 @@ func (s *Server) Start(ctx context.Context) error {
 	s.background("follower", s.follow.run)
 	s.background("sweeper", s.exec.sweep)
 	s.background("campaigns", s.camps.loop)
+	s.background("windows", s.exec.tendWindows)
 	if l := s.cfg.ChannelListener; l != nil {
 		s.listen("channel", l, &http.Server{Handler: s.channelHandler(), TLSConfig: s.cfg.Channel.Server()})
 	}

@@ -186,7 +186,7 @@ func (e *executor) sweepRoutes(ctx context.Context) {
 	for _, o := range e.s.follow.unfinished() {
 		tenant := o.row.TenantID
 		known[tenant] = true
-		if now.Sub(o.since) < e.patience(&o.row) || e.driven(&o.row) {
+		if onlyHeld(&o.row) || now.Sub(o.since) < e.patience(&o.row) || e.driven(&o.row) {
 			continue
 		}
 		r, ok := st.retries[tenant]
@@ -235,7 +235,7 @@ func (e *executor) driven(row *cells.TenantRoute) bool {
 		return covered(row.MoveID)
 	}
 	for _, r := range row.Residue {
-		if !covered(r.Move) {
+		if !r.Held() && !covered(r.Move) {
 			return false
 		}
 	}

@@ -277,7 +277,7 @@ func (t *tracker) concluded(state api.MoveState, row *cells.TenantRoute, res *ce
 			if m.State == api.MoveCommitted || m.State == api.MoveCleaning {
 				m.Residue = residue
 				m.Advance(api.MoveCleaning)
-				if len(residue) == 0 {
+				if !m.Removable() {
 					m.Advance(api.MoveDone)
 				}
 			}
@@ -311,7 +311,7 @@ func (t *tracker) cleaned(residue []cells.Residue) {
 
 func takeResidue(m *api.Move, residue []cells.Residue, now time.Time) {
 	m.Residue, m.UpdatedAt = residue, now
-	if len(residue) == 0 {
+	if !m.Removable() {
 		m.Error, m.Progress = "", nil
 		m.Advance(api.MoveDone)
 	}
@@ -322,7 +322,7 @@ func finish(m *api.Move, now time.Time) {
 	m.UpdatedAt = now
 	if m.State.Final() {
 		m.Progress = nil
-		if len(m.Residue) == 0 {
+		if !m.Removable() {
 			m.Error = ""
 		}
 		if m.FinishedAt.IsZero() {

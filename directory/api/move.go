@@ -4,6 +4,7 @@ package api
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -23,7 +24,8 @@ const (
 	MoveCommitted MoveState = "COMMITTED"
 	// MoveCleaning: the target serves; the source's rows are being removed.
 	MoveCleaning MoveState = "CLEANING"
-	// MoveDone: the target serves and nothing is left at the source. Final.
+	// MoveDone: the target serves, and nothing is left at the source but rows that are
+	// kept while the move can be undone; Residue tells. Final.
 	MoveDone MoveState = "DONE"
 	// MoveRolledBack: the source serves. Final; Residue tells whether the target
 	// still holds rows of the attempt.
@@ -61,6 +63,12 @@ func (s MoveState) Before(t MoveState) bool {
 type MoveRequest struct {
 	Tenant cells.TenantID `json:"tenant"`
 	To     cells.CellID   `json:"to"`
+	// Undo takes the tenant's last move back while its undo window is open. To is the
+	// cell that it came from then, or "".
+	Undo bool `json:"undo,omitempty"`
+	// UndoWindow is for how long after its commit the move can be undone; nil is the
+	// directory's default (none for an undo), 0 is not at all.
+	UndoWindow *time.Duration `json:"undo_window,omitempty"`
 	// DryRun asks for a preflight only: nothing is changed or recorded.
 	DryRun bool `json:"dry_run,omitempty"`
 	// Force lets the move exceed the tenant's unavailability budget. It overrides
@@ -80,8 +88,13 @@ func (r *MoveRequest) Normalize() error {
 	if err := r.Tenant.Validate(); err != nil {
 		return err
 	}
-	if err := r.To.Validate(); err != nil {
-		return err
+	if r.To != "" || !r.Undo {
+		if err := r.To.Validate(); err != nil {
+			return err
+		}
+	}
+	if w := r.UndoWindow; w != nil && (*w < 0 || *w > cells.MaxUndoWindow) {
+		return fmt.Errorf("%w: undo window of %v, want 0 to %v", cells.ErrInvalid, *w, cells.MaxUndoWindow)
 	}
 	if err := r.Throttle.validate(); err != nil {
 		return err
@@ -188,8 +201,13 @@ type Move struct {
 	Base  cells.Epoch `json:"base,omitempty"`
 	Epoch cells.Epoch `json:"epoch,omitempty"`
 	// Residue is what the loser of the cut still holds; nil once it was removed
-	// and the removal verified.
+	// and the removal verified. A held entry is not to be removed yet.
 	Residue []cells.Residue `json:"residue,omitempty"`
+	// UndoWindow is for how long the move can be undone after its commit. Undoes is the
+	// move that this one takes back; UndoneBy the one that took this one back.
+	UndoWindow time.Duration `json:"undo_window,omitempty"`
+	Undoes     cells.MoveID  `json:"undoes,omitempty"`
+	UndoneBy   cells.MoveID  `json:"undone_by,omitempty"`
 	// Error is what the last attempt failed with while the move goes on; Attempts
 	// counts the failures.
 	Error    string `json:"error,omitempty"`
@@ -219,6 +237,11 @@ func (m *Move) Advance(s MoveState) bool {
 // Served reports whether the move is decided and the winner serves.
 func (m *Move) Served() bool {
 	return m.State == MoveCleaning || m.State.Final()
+}
+
+// Removable reports whether the loser still holds rows that are to be removed now.
+func (m *Move) Removable() bool {
+	return slices.ContainsFunc(m.Residue, func(e cells.Residue) bool { return !e.Held() })
 }
 
 // MoveList answers GET PathMoves, newest first. Next is the `after` of the next

@@ -6,7 +6,7 @@ package api
 // operator credential as a bearer token.
 const (
 	PathCells      = "/cells/v1/cells"      // GET -> CellList; GET, PUT {cell}: CellSpec -> Cell
-	PathTenants    = "/cells/v1/tenants"    // GET ?cell= &after= &limit= -> TenantList; GET, DELETE {tenant}; PUT {tenant}/attributes
+	PathTenants    = "/cells/v1/tenants"    // GET ?cell= &after= &limit= -> TenantList; GET, DELETE {tenant}; PUT {tenant}/attributes; POST {tenant}/window/close
 	PathPlacements = "/cells/v1/placements" // POST PlacementRequest -> Placement; on both listeners
 	PathMoves      = "/cells/v1/moves"      // POST MoveRequest -> Move or DryRun; GET -> MoveList; GET {id}[?watch=1]; POST {id}/rollback; GET {id}/receipt
 	PathBudgets    = "/cells/v1/budgets"    // GET -> BudgetList; PUT BudgetSpec; GET {tenant} -> cells.BudgetAccount; PUT {tenant} BudgetSpec; DELETE {tenant}

@@ -70,6 +70,43 @@ type Tenant struct {
 	Move *Move `json:"move,omitempty"`
 	// Facts are what policies know of the tenant; nil if that is nothing.
 	Facts *TenantFacts `json:"facts,omitempty"`
+	// Window is how far the cell that the tenant came from is behind, while its last
+	// move can be undone; nil when it cannot, or when this directory has not looked yet.
+	Window *Window `json:"window,omitempty"`
+}
+
+// Window is what a directory has seen of an open undo window.
+type Window struct {
+	Move  cells.MoveID `json:"move"`
+	Cell  cells.CellID `json:"cell"`  // keeps the rows
+	Until time.Time    `json:"until"` // when it closes by itself
+	// At is when changes were last brought, Lag how old what was not brought could be
+	// then, Changes how many were brought by this directory.
+	At      time.Time     `json:"at,omitzero"`
+	Lag     time.Duration `json:"lag"`
+	Changes int64         `json:"changes"`
+	// Failures counts the rounds since At that failed, Error says why the last one did.
+	Failures int    `json:"failures,omitempty"`
+	Error    string `json:"error,omitempty"`
+}
+
+// CloseWindowRequest is the body of POST PathTenants/{tenant}/window/close. The
+// answer is the tenant's route.
+type CloseWindowRequest struct {
+	Reason string `json:"reason,omitempty"`
+	Actor  string `json:"actor,omitempty"`
+}
+
+// Normalize fills defaults and reports what is malformed; the error wraps
+// [cells.ErrInvalid].
+func (r *CloseWindowRequest) Normalize() error {
+	if r.Reason == "" {
+		r.Reason = "an operator closed it"
+	}
+	if err := checkText("reason", r.Reason, 4*MaxText); err != nil {
+		return err
+	}
+	return normalizeAsked(&r.Actor, "")
 }
 
 // Deleted answers DELETE PathTenants/{tenant}. Done is false (and the status 202)

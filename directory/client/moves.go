@@ -85,6 +85,17 @@ func (c *Client) Rollback(ctx context.Context, id cells.MoveID, r api.RollbackRe
 	return out, err
 }
 
+// CloseWindow ends the time in which the tenant's last move can be undone and returns
+// its route. No open window is no error.
+func (c *Client) CloseWindow(ctx context.Context, t cells.TenantID, r api.CloseWindowRequest) (cells.TenantRoute, error) {
+	var out cells.TenantRoute
+	path, err := tenantPath(t)
+	if err == nil {
+		_, err = c.call(ctx, request{method: http.MethodPost, path: path + "/window/close", body: r}, &out)
+	}
+	return out, err
+}
+
 // watchSilence is for how long a watch may say nothing before it counts as broken.
 const watchSilence = 15 * time.Second
 

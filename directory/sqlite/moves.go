@@ -31,11 +31,14 @@ func scanMove(row interface{ Scan(...any) error }) (api.Move, error) {
 	return m, nil
 }
 
-func unfinished(m *api.Move) bool { return !m.State.Final() || len(m.Residue) > 0 }
+func unfinished(m *api.Move) bool { return !m.State.Final() || m.Removable() }
 
 // CreateMove implements [directory.Store].
 func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry) (rec api.Move, created bool, err error) {
 	op := directory.Operation{ID: m.OperationID, Kind: directory.OperationMove, Tenant: m.Tenant, Cell: m.To}
+	if m.Undoes != "" {
+		op.Cell = ""
+	}
 	err = s.tx(ctx, "create move", func(tx *sql.Tx) error {
 		if op.ID != "" {
 			first, err := firstMove(ctx, tx, op)
@@ -59,7 +62,8 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 				return err
 			}
 		}
-		if _, err := chooseCell(ctx, tx, m.To, m.Tenant, nil); err != nil {
+		// An undo goes back to where its tenant came from, closed or full as it may be.
+		if _, err := chooseCell(ctx, tx, m.To, m.Tenant, nil); err != nil && (m.Undoes == "" || !errors.Is(err, directory.ErrCellClosed)) {
 			return err
 		}
 		m.State, m.Version = api.MovePreparing, 1

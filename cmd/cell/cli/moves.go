@@ -26,7 +26,9 @@ func (a *app) moveCmd() *cobra.Command {
 	var t throttle
 	var to string
 	var noWait bool
-	c := &cobra.Command{
+	var window time.Duration
+	var c *cobra.Command
+	c = &cobra.Command{
 		Use:   "move TENANT --to CELL",
 		Short: "Move a tenant to another cell while it is in use",
 		Long: `Move a tenant: copy its rows while it is served where it is, hold its requests for
@@ -34,11 +36,18 @@ the moment of the cut, and serve it from the other cell. Nothing is refused and
 nothing is lost. Interrupting the command does not stop the move; follow it with
 cell moves show, give it up (before the cut is decided) with cell moves rollback.
 
+After the cut the cell that the tenant came from keeps its rows and receives what is
+written since, until the undo window closes: cell move undo takes the move back in
+that time, cell move close-window ends it early. Another move closes it, too.
+
 --dry-run shows what the move would do and what stands in its way.`,
 		Example: "  cell move acme --to cell-b\n  cell move acme --to cell-b --dry-run",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
 		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
 			req.Tenant, req.To, req.Actor, req.Throttle = cells.TenantID(args[0]), cells.CellID(to), actor(), t.get()
+			if c.Flags().Changed("undo-window") {
+				req.UndoWindow = &window
+			}
 			if req.DryRun {
 				return a.dryRun(ctx, cl, req)
 			}
@@ -57,10 +66,12 @@ cell moves show, give it up (before the cut is decided) with cell moves rollback
 	f.BoolVar(&req.DryRun, "dry-run", false, "show the preflight, change nothing")
 	f.BoolVar(&req.Force, "force", false, "move although the tenant's unavailability budget would be exceeded; recorded with your name")
 	throttleFlags(f, &t)
+	f.DurationVar(&window, "undo-window", 0, "for how long the move can be undone after its commit, 0 is not at all (default: the directory's, 24h)")
 	f.BoolVar(&noWait, "no-wait", false, "start the move and return")
 	f.StringVar(&req.OperationID, "operation-id", "", "makes a retry from a script safe: the same id answers the same move")
 	_ = c.MarkFlagRequired("to")
 	_ = c.RegisterFlagCompletionFunc("to", a.completeCells)
+	c.AddCommand(a.moveUndoCmd(), a.moveCloseWindowCmd())
 	return c
 }
 
@@ -248,7 +259,17 @@ func printMove(w io.Writer, m api.Move) error {
 	if m.Rows > 0 {
 		fmt.Fprintf(w, "  copied     %d rows, %s\n", m.Rows, size(m.Bytes))
 	}
+	if m.Undoes != "" {
+		fmt.Fprintf(w, "  undoes     %s\n", m.Undoes)
+	}
+	if m.UndoneBy != "" {
+		fmt.Fprintf(w, "  undone by  %s\n", m.UndoneBy)
+	}
 	for _, r := range m.Residue {
+		if r.Held() {
+			fmt.Fprintf(w, "  can be undone until %s: %s keeps its rows (cell move undo %s)\n", r.Until.Local().Format(time.DateTime), r.Cell, m.Tenant)
+			continue
+		}
 		fmt.Fprintf(w, "  to remove  rows in %s (fence closed at %d)\n", r.Cell, r.Epoch)
 	}
 	return nil

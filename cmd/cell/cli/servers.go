@@ -80,6 +80,7 @@ func (a *app) directoryServe() *cobra.Command {
 	limits := throttle{retained: transfer.DefaultMaxRetained}
 	var state, operatorListen, channelListen, credentialFile, routesURL, receiptKey, haltFile, clockFile, trace string
 	var sums, cellsAllowed []string
+	var undoWindow time.Duration
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the directory from SQLite files in a folder",
@@ -103,6 +104,9 @@ binds to the loopback unless you say otherwise.`,
 				sums = append(sums, sum)
 			}
 			cfg.OperatorSHA256, cfg.Logger = sums, a.log
+			if cfg.UndoWindow = undoWindow; undoWindow == 0 {
+				cfg.UndoWindow = -1
+			}
 			if len(cellsAllowed) > 0 {
 				allowed := map[string]bool{}
 				for _, n := range cellsAllowed {
@@ -179,6 +183,8 @@ binds to the loopback unless you say otherwise.`,
 	f.StringVar(&receiptKey, "receipt-key", "", "key that signs the receipts of moves (cell pki receipt-key); default: no receipts")
 	f.StringSliceVar(&cellsAllowed, "cell", nil, "accept only these cells' certificates; default: every cell of the fleet's CA")
 	f.DurationVar(&cfg.DrainDeadline, "drain-deadline", cells.DefaultDrainDeadline, "longest cut of a move; past it the move rolls back")
+	f.DurationVar(&undoWindow, "undo-window", directory.DefaultUndoWindow, "for how long a move can be undone unless it says otherwise; 0 is not at all")
+	f.DurationVar(&cfg.ReturnEvery, "return-every", 5*time.Second, "how often changes are brought back to the cell that a tenant came from while its move can be undone")
 	f.DurationVar(&cfg.MaxPause, "max-pause", 0, "refuse cuts that are predicted to be longer, and roll back those that are; 0 is no bound")
 	f.DurationVar(&cfg.PauseHeadroom, "pause-headroom", cells.DefaultPauseHeadroom, "a cut is rolled back when it is not decided within twice its predicted pause and this")
 	f.IntVar(&limits.rows, "rows-per-second", 0, "how fast moves copy and remove rows; 0 is unlimited")

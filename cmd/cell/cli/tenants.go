@@ -326,13 +326,18 @@ func (a *app) tenantsCmd() *cobra.Command {
 				q.After = p.Next
 			}
 			return a.print(routes, func(w io.Writer) error {
-				rows := [][]string{{"TENANT", "CELL", "STATE", "EPOCH", "MOVE", "LEFT TO REMOVE IN"}}
+				rows := [][]string{{"TENANT", "CELL", "STATE", "EPOCH", "MOVE", "CAN GO BACK TO", "LEFT TO REMOVE IN"}}
 				for _, r := range routes {
 					var residue []string
+					back := ""
 					for _, x := range r.Residue {
-						residue = append(residue, string(x.Cell))
+						if x.Held() {
+							back = fmt.Sprintf("%s for %s", x.Cell, short(max(0, time.Until(x.Until).Round(time.Minute))))
+						} else {
+							residue = append(residue, string(x.Cell))
+						}
 					}
-					rows = append(rows, []string{string(r.TenantID), string(r.CellID), r.State.String(), fmt.Sprint(r.Epoch), dash(string(r.MoveID)), dash(strings.Join(residue, ", "))})
+					rows = append(rows, []string{string(r.TenantID), string(r.CellID), r.State.String(), fmt.Sprint(r.Epoch), dash(string(r.MoveID)), dash(back), dash(strings.Join(residue, ", "))})
 				}
 				return table(w, rows)
 			})

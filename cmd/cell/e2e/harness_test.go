@@ -250,9 +250,16 @@ func (e *env) kill(name string) {
 // startMove asks for a move; the request is repeated while the directory is away.
 func (e *env) startMove(tenant, to, op string) api.Move {
 	e.t.Helper()
+	none := time.Duration(0)
+	return e.askMove(api.MoveRequest{Tenant: cells.TenantID(tenant), To: cells.CellID(to), OperationID: op, Actor: "test", Force: true, UndoWindow: &none})
+}
+
+func (e *env) askMove(req api.MoveRequest) api.Move {
+	e.t.Helper()
+	tenant := req.Tenant
 	var mv api.Move
 	e.eventually("move is accepted", 20*time.Second, func() bool {
-		m, err := e.cl.Move(e.t.Context(), api.MoveRequest{Tenant: cells.TenantID(tenant), To: cells.CellID(to), OperationID: op, Actor: "test", Force: true})
+		m, err := e.cl.Move(e.t.Context(), req)
 		if a := cells.AnswerOf(err); a != nil && !a.Code.Retry() {
 			e.t.Fatalf("move of %s: %v", tenant, err)
 		}

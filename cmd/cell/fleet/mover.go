@@ -31,7 +31,9 @@ func (m Mover) Place(ctx context.Context, tenant, cell string) error {
 
 // Move implements load.Mover.
 func (m Mover) Move(ctx context.Context, tenant, to string) (load.Moved, error) {
-	mv, err := m.Client.Move(ctx, api.MoveRequest{Tenant: cells.TenantID(tenant), To: cells.CellID(to), Actor: "load", Force: true})
+	// It goes back and forth; nobody undoes it.
+	none := time.Duration(0)
+	mv, err := m.Client.Move(ctx, api.MoveRequest{Tenant: cells.TenantID(tenant), To: cells.CellID(to), Actor: "load", Force: true, UndoWindow: &none})
 	if err != nil {
 		return load.Moved{}, err
 	}
