@@ -15,7 +15,7 @@ import (
 
 // window is an open undo window and what this process has seen of it.
 type window struct {
-	api.Window
+	api.UndoWindow
 	since time.Time // when this process first saw it
 }
 
@@ -105,7 +105,7 @@ func (e *executor) openWindows() []cells.TenantID {
 		tenant := routes[i].row.TenantID
 		known[tenant] = true
 		if w := e.windows[tenant]; w == nil || w.Move != held.Move {
-			e.windows[tenant] = &window{since: now, Window: api.Window{Move: held.Move, Cell: held.Cell, Until: held.Until}}
+			e.windows[tenant] = &window{since: now, UndoWindow: api.UndoWindow{Move: held.Move, Cell: held.Cell, Until: held.Until}}
 		}
 		out = append(out, tenant)
 	}
@@ -149,7 +149,7 @@ func (e *executor) tendWindow(ctx context.Context, tenant cells.TenantID) {
 }
 
 // window is what this process has seen of the tenant's undo window.
-func (e *executor) window(row *cells.TenantRoute) *api.Window {
+func (e *executor) window(row *cells.TenantRoute) *api.UndoWindow {
 	held, ok := row.Held()
 	if !ok {
 		return nil
@@ -160,7 +160,7 @@ func (e *executor) window(row *cells.TenantRoute) *api.Window {
 	if w == nil || w.Move != held.Move {
 		return nil
 	}
-	out := w.Window
+	out := w.UndoWindow
 	return &out
 }
 

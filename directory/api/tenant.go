@@ -72,11 +72,11 @@ type Tenant struct {
 	Facts *TenantFacts `json:"facts,omitempty"`
 	// Window is how far the cell that the tenant came from is behind, while its last
 	// move can be undone; nil when it cannot, or when this directory has not looked yet.
-	Window *Window `json:"window,omitempty"`
+	Window *UndoWindow `json:"window,omitempty"`
 }
 
-// Window is what a directory has seen of an open undo window.
-type Window struct {
+// UndoWindow is what a directory has seen of an open undo window.
+type UndoWindow struct {
 	Move  cells.MoveID `json:"move"`
 	Cell  cells.CellID `json:"cell"`  // keeps the rows
 	Until time.Time    `json:"until"` // when it closes by itself
