@@ -13,7 +13,9 @@
 // that it follows, and two relays, or one that was stopped in the middle and goes
 // on after the tenant has moved, cannot store anything twice or out of order: what
 // comes late is refused. Where the stream allows it (allow_atomic, which the
-// publisher sets on streams that it makes) a batch is stored at once or not at all.
+// publisher sets on streams that it makes) a batch is stored at once or not at all. In
+// a cluster the stream should not allow direct reads, which replicas answer that may
+// be behind.
 //
 // Nats-Msg-Id is the event's id, which moves with the outbox: the stream drops
 // repetitions in its duplicate window as well. It is not made of tenant and
@@ -36,7 +38,8 @@
 //     tenant went on meanwhile.
 //   - The stream has dropped the subject's last message (limits, a purge): only the
 //     duplicate window is left to recognise a repetition. Consumers drop by id.
-//   - A batch is repeated in smaller pieces than it was stored in, and its end is
-//     no longer among them: the same.
+//   - The stream is further than what is to be published (a relay that is far behind
+//     another one, an outbox that was restored): its messages of these numbers are
+//     looked up, and only events whose ids it does not have are stored.
 //   - The stream is full and discards new messages: an error; the outbox keeps them.
 package nats

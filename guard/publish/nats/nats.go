@@ -166,7 +166,8 @@ func (p *Publisher) find(ctx context.Context) (*stream, error) {
 		found, err = p.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name: p.cfg.Stream, Description: "events of tenants, by package guard/publish/nats", Subjects: []string{p.cfg.Prefix + ".*"},
 			Storage: jetstream.FileStorage, Replicas: p.cfg.Replicas, MaxAge: p.cfg.MaxAge, Duplicates: duplicateWindow(p.cfg.MaxAge),
-			Discard: jetstream.DiscardOld, AllowDirect: true, AllowAtomicPublish: true,
+			// Without direct reads, which may be answered by a replica that is behind.
+			Discard: jetstream.DiscardOld, AllowAtomicPublish: true,
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			found, err = p.js.Stream(ctx, p.cfg.Stream) // another process was first

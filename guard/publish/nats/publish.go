@@ -18,11 +18,17 @@ import (
 	"github.com/cloister-dev/cloister/guard/publish"
 )
 
-// position is the last message of a subject: its sequence in the stream, 0 for
-// none, and the event's id.
+// position is a message of a subject: its sequence in the stream, 0 for none, and
+// the event's number and id.
 type position struct {
-	seq uint64
-	id  string
+	seq   uint64
+	event cells.EventSeq
+	id    string
+}
+
+func positionOf(m *jetstream.RawStreamMsg) position {
+	n, _ := strconv.ParseUint(m.Header.Get(publish.HeaderSeq), 10, 64) // 0: not one of ours
+	return position{m.Sequence, cells.EventSeq(n), m.Header.Get(publish.HeaderID)}
 }
 
 // Headers of a batch that is stored as one; the client has no calls for them.
@@ -86,14 +92,11 @@ func (p *Publisher) publish(ctx context.Context, events []guard.Event) (n int, e
 		if err != nil {
 			return n, err
 		}
-		// What the stream has already is accepted: its order is the outbox's.
-		for i := len(events) - 1; i >= n; i-- {
-			if events[i].ID == at.id {
-				n = i + 1
-				break
-			}
+		known, err := p.known(ctx, stream, at, events[n:])
+		if err != nil {
+			return n, err
 		}
-		if n == len(events) {
+		if n += known; n == len(events) {
 			return n, nil
 		}
 		if ctx.Err() != nil {
@@ -107,7 +110,7 @@ func (p *Publisher) publish(ctx context.Context, events []guard.Event) (n int, e
 		switch {
 		case err == nil:
 			n += k
-			p.remember(tenant, position{seq, events[n-1].ID})
+			p.remember(tenant, position{seq, events[n-1].Seq, events[n-1].ID})
 			refusals = 0
 		case errors.Is(err, errRefused) && refusals < maxRefusals:
 			p.forget(tenant)
@@ -205,7 +208,78 @@ func (p *Publisher) position(ctx context.Context, s *stream, tenant cells.Tenant
 		p.mu.Unlock()
 		return position{}, fmt.Errorf("%w: NATS: the last event of tenant %s: %w", cells.ErrUnavailable, tenant, err)
 	}
-	return position{msg.Sequence, msg.Header.Get(publish.HeaderID)}, nil
+	return positionOf(msg), nil
+}
+
+// known returns how many of the events, from the first, the stream has already; last
+// is the subject's last message. They are accepted: the order of a subject is that of
+// the outbox.
+func (p *Publisher) known(ctx context.Context, s *stream, last position, events []guard.Event) (int, error) {
+	for i := len(events) - 1; i >= 0; i-- {
+		if events[i].ID == last.id {
+			return i + 1, nil
+		}
+	}
+	if last.event < events[0].Seq {
+		return 0, nil
+	}
+	// The stream is further than all of them, or has another tenant's events of these
+	// numbers: one of the same name that was deleted.
+	subject := p.subject(events[0].Tenant)
+	at, err := p.search(ctx, s, subject, last, events[0].Seq)
+	n := 0
+	for err == nil && n < len(events) && at.id == events[n].ID {
+		if n++; n < len(events) {
+			at, err = p.read(ctx, s, subject, at.seq+1)
+		}
+	}
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		err = nil
+	}
+	return n, err
+}
+
+// read returns the first message of the subject at a sequence or behind it.
+func (p *Publisher) read(ctx context.Context, s *stream, subject string, seq uint64) (position, error) {
+	m, err := s.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
+	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		return position{}, fmt.Errorf("%w: NATS: %w", cells.ErrUnavailable, err)
+	}
+	if err != nil {
+		return position{}, err
+	}
+	return positionOf(m), nil
+}
+
+// search returns the message of the subject that has the number, or a neighbour of
+// where it would be. Numbers grow along a subject, so that it is halved, from its
+// end, since what is looked for is near it.
+func (p *Publisher) search(ctx context.Context, s *stream, subject string, last position, want cells.EventSeq) (position, error) {
+	low, high := uint64(1), last.seq
+	for step := uint64(1); step < last.seq; step *= 2 {
+		at, err := p.read(ctx, s, subject, last.seq-step)
+		if err != nil || at.event == want {
+			return at, err
+		}
+		if at.event < want {
+			low = at.seq + 1
+			break
+		}
+		high = last.seq - step
+	}
+	for low < high {
+		middle := low + (high-low)/2
+		at, err := p.read(ctx, s, subject, middle)
+		if err != nil || at.event == want {
+			return at, err
+		}
+		if at.event < want {
+			low = at.seq + 1
+		} else {
+			high = middle
+		}
+	}
+	return p.read(ctx, s, subject, low)
 }
 
 func (p *Publisher) remember(tenant cells.TenantID, at position) {

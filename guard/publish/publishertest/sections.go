@@ -59,6 +59,36 @@ func testRepeated(e *env) {
 	e.checkTenant(t, 22, false)
 }
 
+// testBehind: a process that was stopped in the middle goes on when another one is
+// far ahead, in other batches, with other tenants' events between, and longer after
+// than a broker keeps ids for.
+func testBehind(e *env) {
+	t := newTenant()
+	p, q := e.publisher(), e.publisher()
+	e.publish(p, events(t, 1, 4))
+	for from := cells.EventSeq(1); from <= 30; from += 3 {
+		e.publish(q, events(t, from, from+2))
+		e.publish(q, events(newTenant(), 1, 3))
+	}
+	forgotten := time.NewTimer(shortWindow + shortWindow/2)
+	<-forgotten.C
+	for _, b := range [][2]cells.EventSeq{{5, 5}, {6, 8}, {29, 29}, {1, 1}, {2, 30}, {17, 20}} {
+		e.publish(p, events(t, b[0], b[1]))
+	}
+	e.publish(p, events(t, 28, 33))
+	log := e.log(t)
+	e.check(log, 33, func(s cells.EventSeq) guard.Event { return event(t, s) }, true)
+	if e.h.Once {
+		return
+	}
+	if high := seqs(log)[len(log)-1]; high != 33 {
+		e.Errorf("the last event is %d, want 33", high)
+	}
+}
+
+// shortWindow is a duplicate window that is over soon.
+const shortWindow = 100 * time.Millisecond
+
 // testTwo: two processes publish the same events at the same time, as they must
 // not; consumers that drop what they have seen still see each once, in order.
 func testTwo(e *env) {

@@ -63,6 +63,7 @@ var sections = []struct {
 }{
 	{"order", testOrder},
 	{"repeated", testRepeated},
+	{"behind", testBehind},
 	{"two", testTwo},
 	{"recreated", testRecreated},
 	{"answers-lost", testAnswersLost},

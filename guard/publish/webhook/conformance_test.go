@@ -53,8 +53,9 @@ func (r *receiver) Start() error {
 	if err != nil {
 		return err
 	}
-	r.addr, r.srv = ln.Addr().String(), &http.Server{Handler: r}
-	go func() { _ = r.srv.Serve(ln) }()
+	srv := &http.Server{Handler: r}
+	r.addr, r.srv = ln.Addr().String(), srv
+	go func() { _ = srv.Serve(ln) }()
 	return nil
 }
 
