@@ -192,15 +192,15 @@ func TestSeenIsCharged(t *testing.T) {
 	}
 	report("e1", "i1", 1, 0, 0, 0)
 	want(0, 3)
-	report("e1", "i1", 2, 5, 10*time.Second, 8*time.Second)
-	want(2*time.Second, 4)
-	report("e1", "i1", 2, 5, 60*time.Second, 1*time.Second) // the same report again, late
+	report("e1", "i1", 2, 5, 10*time.Minute, 8*time.Minute)
+	want(2*time.Minute, 4)
+	report("e1", "i1", 2, 5, 60*time.Minute, 1*time.Minute) // the same report again, late
 	report("e1", "i1", 1, 0, 0, 0)
-	want(2*time.Second, 4)
-	report("e2", "by-base", 1, 1, 30*time.Second, 29*time.Second) // another edge: from its first refusal to the last of any
-	want(22*time.Second, 5)
+	want(2*time.Minute, 4)
+	report("e2", "by-base", 1, 1, 30*time.Minute, 29*time.Minute) // another edge: from its first refusal to the last of any
+	want(22*time.Minute, 5)
 	report("e2", "i3", 1, 0, 0, 0) // a third that saw none
-	want(22*time.Second, 6)
+	want(22*time.Minute, 6)
 }
 
 func TestSeenBeforeTheEndIsInTheOutcome(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -55,16 +56,25 @@ func (b budgets) Update(ctx context.Context, tenant cells.TenantID, change func(
 		if err != nil {
 			return err
 		}
-		next, err := change(old)
+		next, err := change(slices.Clone(old))
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, `DELETE FROM budgets WHERE tenant = ?`, tenant); err != nil {
-			return err
+		// What has not changed is left alone: a tenant may have moved often.
+		for _, e := range old {
+			if slices.Contains(next, e) {
+				continue
+			}
+			if _, err := tx.ExecContext(ctx, `DELETE FROM budgets WHERE tenant = ? AND move = ?`, tenant, e.Move); err != nil {
+				return err
+			}
 		}
 		for _, e := range next {
 			if e.Tenant != tenant {
 				return fmt.Errorf("%w: budget entry of tenant %s among those of %s", cells.ErrInvalid, e.Tenant, tenant)
+			}
+			if slices.Contains(old, e) {
+				continue
 			}
 			_, err := tx.ExecContext(ctx, `INSERT INTO budgets (tenant, move, at, pause, reserved, driver, seen, forced, actor) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 				e.Tenant, e.Move, micros(e.At), int64(e.Pause), e.Reserved, int64(e.Driver),

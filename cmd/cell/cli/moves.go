@@ -287,10 +287,10 @@ func (a *app) movesCmd() *cobra.Command {
 				return err
 			}
 			return a.print(list.Moves, func(w io.Writer) error {
-				rows := [][]string{{"MOVE", "TENANT", "FROM", "TO", "STATE", "STEP", "PREDICTED", "PAUSE", "ROWS", "BY", "STARTED"}}
+				rows := [][]string{{"MOVE", "TENANT", "FROM", "TO", "STATE", "STEP", "PREDICTED", "PAUSE", "CLIENTS", "ROWS", "BY", "STARTED"}}
 				for _, m := range list.Moves {
 					rows = append(rows, []string{string(m.ID), string(m.Tenant), dash(string(m.From)), string(m.To), string(m.State), m.Step,
-						short(m.Predicted), short(m.Pause), fmt.Sprint(m.Rows), m.Actor, ago(m.CreatedAt)})
+						short(m.Predicted), short(m.Pause), sawShort(m.Seen), fmt.Sprint(m.Rows), m.Actor, ago(m.CreatedAt)})
 				}
 				return table(w, rows)
 			})

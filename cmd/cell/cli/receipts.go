@@ -32,6 +32,17 @@ func sawText(seen *time.Duration) string {
 	return ", clients were refused for " + short(*seen)
 }
 
+// sawShort is for how long clients were refused, for a table.
+func sawShort(seen *time.Duration) string {
+	switch {
+	case seen == nil:
+		return "?"
+	case *seen == 0:
+		return "0"
+	}
+	return short(*seen)
+}
+
 // receiptOf returns the receipt of a move, or nil if there is none.
 func receiptOf(ctx context.Context, cl *client.Client, id cells.MoveID) (*receipt.Receipt, error) {
 	r, err := cl.Receipt(ctx, id)
