@@ -66,7 +66,7 @@ var codeTable = map[Code]codeInfo{
 	CodeCellClosed:         {http.StatusServiceUnavailable, codes.Unavailable, true, "the cell takes no new tenants"},
 	CodeCellUnreachable:    {http.StatusBadGateway, codes.Unavailable, false, "the cell cannot be reached"},
 	CodeNoCell:             {http.StatusServiceUnavailable, codes.Unavailable, true, "no cell is registered"},
-	CodeBackendUnavailable: {http.StatusServiceUnavailable, codes.Unavailable, true, "the directory cannot be read"},
+	CodeBackendUnavailable: {http.StatusServiceUnavailable, codes.Unavailable, true, "the directory or the cell's database cannot be reached"},
 	CodeUnknownHost:        {http.StatusMisdirectedRequest, codes.InvalidArgument, false, "this host is not served here"},
 	CodeUnknownIssuer:      {http.StatusUnauthorized, codes.Unauthenticated, false, "no cell accepts this issuer"},
 	CodeTenancyRefused:     {http.StatusServiceUnavailable, codes.Unavailable, true, "the cell's stores refuse this tenant"},

@@ -251,6 +251,20 @@ func TestTopology(t *testing.T) {
 	if got := top.Cell("a").Upstreams[0]; got != "http://10.0.0.1:804" {
 		t.Errorf("upstream %s is not i333's", got)
 	}
+	// Nobody is ready, and one process says that it only lacks its store: it is asked.
+	lone := heartbeat("a", "i333", false)
+	lone.StoreDown, lone.Reason = true, "the database"
+	if a := d.post(h, member.PathHeartbeat, lone); a.status != 200 {
+		t.Fatalf("heartbeat: %s", a.body)
+	}
+	beat("i4444", true)
+	waitTopology(t, watch, "i4444 is ready, i333 is not asked", func(x *api.Topology) bool {
+		return ups(1)(x) && x.Cell("a").Upstreams[0] != "http://10.0.0.1:804"
+	})
+	beat("i4444", false)
+	waitTopology(t, watch, "nobody is ready, i333 is asked", func(x *api.Topology) bool {
+		return ups(1)(x) && x.Cell("a").Upstreams[0] == "http://10.0.0.1:804"
+	})
 	waitTopology(t, watch, "i333 has lapsed", ups(0)) // nobody beats
 	d.cell("a", api.CellSpec{Upstream: "http://lb:80"})
 	top = waitTopology(t, watch, "a has an upstream", ups(1))

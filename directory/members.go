@@ -166,10 +166,14 @@ func (m *members) list() []api.Member {
 	out := make([]api.Member, 0, len(m.live))
 	for _, s := range m.live {
 		h := &s.hb
+		replaced := false
+		for k, o := range m.live {
+			replaced = replaced || k.cell == h.Cell && k.instance != h.Instance && o.hb.ServiceURL == h.ServiceURL && o.since.After(s.heard)
+		}
 		out = append(out, api.Member{
 			Cell: h.Cell, Instance: h.Instance, Version: h.Version, PID: h.PID, ServiceURL: h.ServiceURL, AgentURL: h.AgentURL,
 			Ready: h.Ready, Reason: h.Reason, Revision: h.Revision, Engine: h.Engine, InFlight: h.InFlight,
-			Live: !s.lapsed(now, m), Since: s.since.UTC(), Age: now.Sub(s.heard),
+			Live: !s.lapsed(now, m), Replaced: replaced, Since: s.since.UTC(), Age: now.Sub(s.heard),
 		})
 	}
 	slices.SortFunc(out, func(a, b api.Member) int {

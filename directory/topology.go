@@ -59,8 +59,15 @@ func (f *fleet) rebuild() {
 			ID: c.ID, Host: c.Host, Aliases: c.Aliases, Issuers: c.Issuers, Jurisdiction: c.Jurisdiction, Geography: c.Geography,
 			Version: c.Version, State: c.State, Closed: c.Closed, Upstreams: []string{},
 		}
+		var down []string // lives, without its store
 		for _, h := range f.locate(c.ID) {
-			if !h.Ready || h.ServiceURL == "" {
+			if h.ServiceURL == "" {
+				continue
+			}
+			if !h.Ready {
+				if h.StoreDown && !slices.Contains(down, h.ServiceURL) {
+					down = append(down, h.ServiceURL)
+				}
 				continue
 			}
 			if t.Version == "" {
@@ -69,6 +76,11 @@ func (f *fleet) rebuild() {
 			if !slices.Contains(t.Upstreams, h.ServiceURL) {
 				t.Upstreams = append(t.Upstreams, h.ServiceURL)
 			}
+		}
+		if len(t.Upstreams) == 0 {
+			// They answer that the database cannot be reached, which is what clients should
+			// hear; an edge alone could only say that nobody is there.
+			t.Upstreams = append(t.Upstreams, down...)
 		}
 		if c.Upstream != "" {
 			t.Upstreams = []string{c.Upstream}

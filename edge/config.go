@@ -48,7 +48,8 @@ type Config struct {
 	Hold hold.Limits
 	// ConnectWait is how long a request waits for a process of its cell to take
 	// connections; default 5 s. Once a cell has been gone for that long, requests to it
-	// fail at once.
+	// fail at once. It bounds in the same way how long a request is sent again to a
+	// cell that cannot reach its database.
 	ConnectWait time.Duration
 	// MaxRefusals is how often one request is sent again after a gate refused it;
 	// default 32. Time is bounded by Hold.Time as well.

@@ -89,6 +89,9 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 		default:
 			x.s.down(d.Cell).Store(0)
 			a, given := refusal(resp)
+			if !given || a.Code != cells.CodeBackendUnavailable {
+				x.s.storeDown(d.Cell).Store(0)
+			}
 			if !given || !x.repeatable(a) {
 				return x.accept(resp, a), nil
 			}
@@ -287,6 +290,16 @@ func (x *exchange) repair(d cells.Decision, a *cells.Answer) error {
 	case cells.CodeBackendUnavailable:
 		a.RetryAfter = max(a.RetryAfter, time.Second)
 		final = a
+		// As with a cell that takes no connections: once it has lasted, it is told at once.
+		now, down := time.Now(), x.s.storeDown(d.Cell)
+		down.CompareAndSwap(0, now.UnixNano())
+		since := time.Unix(0, down.Load())
+		if x.start.Before(since) {
+			since = x.start
+		}
+		if now.Sub(since) >= x.s.cfg.ConnectWait {
+			return final
+		}
 	}
 	if a.Code == cells.CodeMoving {
 		x.waitsForCut(d)

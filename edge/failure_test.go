@@ -282,3 +282,37 @@ func TestShutdown(t *testing.T) {
 	}
 	<-stopped
 }
+
+// A cell that cannot reach its database: a request is sent again for a while, then it
+// gets the cell's own answer, and later ones get it at once.
+func TestStoreDown(t *testing.T) {
+	down := true
+	var mu sync.Mutex
+	f := newFleet(t, fleetOptions{cfg: edge.Config{ConnectWait: 200 * time.Millisecond}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if down {
+			cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeBackendUnavailable, Detail: "the cell's database did not answer"})
+		}
+	})})
+	f.place("acme", "a")
+	ask := func() (answer, time.Duration) {
+		t.Helper()
+		begun := time.Now()
+		a := f.must(f.http, "POST", "/", strings.NewReader("x"), tenant("acme"))
+		return a, time.Since(begun)
+	}
+	a, took := ask()
+	if a.StatusCode != 503 || a.code() != cells.CodeBackendUnavailable || took < 150*time.Millisecond || took > 5*time.Second {
+		t.Fatal(a.Status, a.body, took)
+	}
+	if a, took := ask(); a.StatusCode != 503 || took > 150*time.Millisecond {
+		t.Fatal(a.Status, took)
+	}
+	mu.Lock()
+	down = false
+	mu.Unlock()
+	if a, _ := ask(); a.StatusCode != 200 {
+		t.Fatal(a.Status)
+	}
+}

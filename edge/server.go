@@ -50,10 +50,12 @@ type Server struct {
 	log     *slog.Logger
 	debug   *log.Logger // for what net/http has to say
 
-	cellsDown sync.Map // cells.CellID -> *atomic.Int64: since when no process could be reached
-	seq       atomic.Uint64
-	draining  atomic.Bool
-	active    atomic.Int64 // requests, hijacked ones included
+	// cells.CellID -> *atomic.Int64: since when no process could be reached, and since
+	// when those that could cannot reach their database.
+	cellsDown, storesDown sync.Map
+	seq                   atomic.Uint64
+	draining              atomic.Bool
+	active                atomic.Int64 // requests, hijacked ones included
 
 	streams, calls       context.Context // end when streams, and gRPC calls, must
 	endStreams, endCalls context.CancelCauseFunc
@@ -307,10 +309,15 @@ func (s *Server) tidy(ctx context.Context) {
 }
 
 // down returns since when no process of the cell could be reached; 0 is never.
-func (s *Server) down(cell cells.CellID) *atomic.Int64 {
-	if v, ok := s.cellsDown.Load(cell); ok {
+func (s *Server) down(cell cells.CellID) *atomic.Int64 { return since(&s.cellsDown, cell) }
+
+// storeDown returns since when the cell's processes cannot reach their database.
+func (s *Server) storeDown(cell cells.CellID) *atomic.Int64 { return since(&s.storesDown, cell) }
+
+func since(m *sync.Map, cell cells.CellID) *atomic.Int64 {
+	if v, ok := m.Load(cell); ok {
 		return v.(*atomic.Int64)
 	}
-	v, _ := s.cellsDown.LoadOrStore(cell, new(atomic.Int64))
+	v, _ := m.LoadOrStore(cell, new(atomic.Int64))
 	return v.(*atomic.Int64)
 }

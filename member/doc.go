@@ -22,6 +22,7 @@
 //
 //	JOINING --routes read, fences reconciled, the service's check passes--> READY
 //	READY <--the service's check fails, passes--> NOT READY
+//	READY <--the store fails for 2 s, answers twice--> NOT READY (store down)
 //	any --Close, Retire--> LEAVING
 //
 // A member admits nothing and publishes no events before its fences are
@@ -56,8 +57,10 @@
 // Directory down: the member serves on from what it knows, and beats on; a view
 // that is old is no reason not to be ready, since epochs are compared and not
 // times. Database down: orders fail with "unavailable" and are repeated by their
-// driver; a member that starts is not ready, one that is ready leaves that to the
-// service's check. The process dies in a step: the step is repeated in another process of
+// driver; a member that starts is not ready, and one that was is no longer when the
+// store has refused for 2 s, or has not answered for 15 s: it says so in its
+// heartbeats, and answers requests that still come with what its service says.
+// The process dies in a step: the step is repeated in another process of
 // the cell, or in the next one. A caller that goes away cancels its step; steps
 // are resumable. A member that leaves answers "unavailable" to the steps that it
 // cuts off. Revoked or expired certificates, of either side, end calls at the next

@@ -28,7 +28,7 @@ func (m *Member) heartbeat() Heartbeat {
 	ready, reason := m.Ready()
 	h := Heartbeat{
 		Cell: m.cfg.Cell, Instance: m.cfg.Instance, Version: m.cfg.Version, PID: os.Getpid(),
-		ServiceURL: m.cfg.ServiceURL, AgentURL: m.agentURL, Ready: ready, Reason: reason,
+		ServiceURL: m.cfg.ServiceURL, AgentURL: m.agentURL, Ready: ready, Reason: reason, StoreDown: m.storeDown.Load(),
 		Revision: m.router.Status().Revision, InFlight: m.gates.Total(), Busiest: m.load.sample(time.Now(), m.gates.Admitted),
 	}
 	if m.opts.store != nil {

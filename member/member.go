@@ -60,8 +60,10 @@ type Member struct {
 	load       busiest       // beat loop only
 
 	leaving  atomic.Bool
-	distrust atomic.Bool  // the database is older than the snapshot: wait for the table
-	lastBeat atomic.Int64 // when the directory last took a heartbeat; unix nanoseconds
+	distrust atomic.Bool // the database is older than the snapshot: wait for the table
+	// storeDown: the store could not be reached for a while; see probe.go.
+	storeDown atomic.Bool
+	lastBeat  atomic.Int64 // when the directory last took a heartbeat; unix nanoseconds
 
 	mu      sync.Mutex // guards ready, reason, changed, closed
 	ready   bool
@@ -329,6 +331,9 @@ func (m *Member) judge(ctx context.Context) (bool, string) {
 	}
 	if m.distrust.Load() {
 		return false, "the database is older than the last known good routes, and the directory cannot be read; was it restored from a backup?"
+	}
+	if m.storeDown.Load() {
+		return false, "the cell's database cannot be reached"
 	}
 	if m.opts.check != nil {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)

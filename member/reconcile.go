@@ -257,6 +257,7 @@ func (m *Member) reconcile() {
 	}
 	close(m.reconciled)
 	m.wake()
+	m.wg.Go(m.probeStore)
 	if m.opts.store.Relay != nil {
 		m.wg.Go(m.relay)
 	}

@@ -56,6 +56,9 @@ type Heartbeat struct {
 	Ready bool `json:"ready"`
 	// Reason says why not ready.
 	Reason string `json:"reason,omitempty"`
+	// StoreDown: the process lives and cannot reach the cell's store. Edges may still
+	// ask it when none of the cell is ready: it says so itself.
+	StoreDown bool `json:"store_down,omitempty"`
 	// Revision is how far this process's view of the routes is.
 	Revision cells.Revision `json:"revision"`
 	// Engine is that of the cell's store; "" when the service keeps no state: then

@@ -23,6 +23,9 @@ type Member struct {
 	InFlight   int64          `json:"in_flight"`
 	// Live: its heartbeats have not lapsed.
 	Live bool `json:"live"`
+	// Replaced: another process has announced itself at the same address since this
+	// one was last heard, as after a restart. It is forgotten when it lapses.
+	Replaced bool `json:"replaced,omitempty"`
 	// Since is when this directory first heard of it, Age how long ago it was last
 	// heard, both by this directory's clock. For people.
 	Since time.Time     `json:"since"`
@@ -57,7 +60,8 @@ type TopologyCell struct {
 	State        CellState    `json:"state"`
 	Closed       bool         `json:"closed,omitempty"`
 	// Upstreams are base URLs that reach the cell: its configured one, or those of
-	// its processes that are live and ready, in order. Empty: none can be reached.
+	// its processes that are live and ready, in order; when none is ready, of those
+	// that live and only lack their store. Empty: none can be reached.
 	Upstreams []string `json:"upstreams"`
 }
 

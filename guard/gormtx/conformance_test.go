@@ -16,7 +16,7 @@ func TestConformanceSQLite(t *testing.T) {
 }
 
 func TestConformancePostgres(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction("github.com/cloister-dev/cloister/internal/pgcluster.(*Cluster).Restart.func1"))
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent(), goleak.IgnoreAnyFunction("github.com/cloister-dev/cloister/internal/pgcluster.wait"))
 	guardtest.Run(guardtest.Wrap(t), postgresHarness(t, Config{}))
 }
 

@@ -21,4 +21,4 @@ func TestConformanceSQL(t *testing.T) {
 }
 
 // The shared cluster's process is waited for until the test binary ends.
-var ignoreCluster = goleak.IgnoreAnyFunction("github.com/cloister-dev/cloister/internal/pgcluster.(*Cluster).Restart.func1")
+var ignoreCluster = goleak.IgnoreAnyFunction("github.com/cloister-dev/cloister/internal/pgcluster.wait")

@@ -16,10 +16,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/cloister-dev/cloister/internal/freeport"
 )
 
 // Options describes a cluster.
@@ -31,19 +35,26 @@ type Options struct {
 	// Settings are extra lines "name=value" for the server; wal_level=logical and
 	// generous slots are set already.
 	Settings []string
+	// Env is added to the server's environment.
+	Env []string
 	// NoSync turns fsync off; only for tests that do not crash the server.
 	NoSync bool
 }
 
-// Cluster is a running server.
+// Cluster is a running server. Its methods may be called at the same time.
 type Cluster struct {
-	opts Options
-	bin  string
-	cred *syscall.Credential
-	cmd  *exec.Cmd
-	done chan struct{}
-	log  string
+	opts     Options
+	bin      string
+	cred     *syscall.Credential
+	log      string
+	password string
+	// Port is where it listens; it stays when the server is started again.
 	Port int
+
+	mu      sync.Mutex // guards what follows
+	cmd     *exec.Cmd
+	done    chan struct{} // closed when cmd has ended
+	stopped bool          // it was ended on purpose
 }
 
 // ErrNoPostgres says that the machine has no Postgres server binaries.
@@ -79,7 +90,10 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{opts: o, bin: bin, log: filepath.Join(o.Dir, "server.log")}
-	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
 	if os.Geteuid() == 0 {
@@ -90,49 +104,24 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 			return nil, err
 		}
 	}
-	data := filepath.Join(o.Dir, "data")
-	if _, err := os.Stat(filepath.Join(data, "PG_VERSION")); errors.Is(err, fs.ErrNotExist) {
-		cmd := c.command(ctx, "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("initdb: %w: %s", err, bytes.TrimSpace(out))
-		}
-	}
-	return c, c.Restart(ctx)
-}
-
-// Standby makes a hot standby that streams from the cluster, in a folder of its own,
-// and starts it. The caller stops it.
-func (c *Cluster) Standby(ctx context.Context, dir string) (*Cluster, error) {
-	s := &Cluster{opts: Options{Dir: dir, Settings: c.opts.Settings, NoSync: c.opts.NoSync}, bin: c.bin, cred: c.cred, log: filepath.Join(dir, "server.log")}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := c.initialise(ctx); err != nil {
 		return nil, err
 	}
-	if s.cred != nil {
-		if err := chownTree(dir, s.cred); err != nil {
-			return nil, err
+	for try := 1; ; try++ {
+		if c.Port = o.Port; c.Port == 0 {
+			if c.Port, err = freeport.Port(); err != nil {
+				return nil, err
+			}
+		}
+		if err = c.Restart(ctx); err == nil || o.Port != 0 || try == 3 || !strings.Contains(err.Error(), "could not bind") {
+			return c, err
 		}
 	}
-	cmd := s.command(ctx, "pg_basebackup", "-D", filepath.Join(dir, "data"), "-R", "-X", "stream", "-c", "fast", "--no-sync",
-		"-h", "127.0.0.1", "-p", strconv.Itoa(c.Port), "-U", "postgres")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("pg_basebackup: %w: %s", err, bytes.TrimSpace(out))
-	}
-	return s, s.Restart(ctx)
 }
 
-// Restart starts the server on the same data; it must not be running.
+// Restart starts the server on the same data; it must not be running. Of two calls
+// at the same time the later fails.
 func (c *Cluster) Restart(ctx context.Context) error {
-	if c.opts.Port == 0 {
-		p, err := freePort()
-		if err != nil {
-			return err
-		}
-		if c.Port == 0 {
-			c.Port = p
-		}
-	} else {
-		c.Port = c.opts.Port
-	}
 	args := []string{"-D", filepath.Join(c.opts.Dir, "data"), "-k", c.opts.Dir, "-p", strconv.Itoa(c.Port)}
 	settings := append([]string{"listen_addresses=127.0.0.1", "wal_level=logical", "max_replication_slots=64", "max_wal_senders=64",
 		"max_connections=200", "unix_socket_permissions=0700", "log_min_messages=warning"}, c.opts.Settings...)
@@ -142,18 +131,10 @@ func (c *Cluster) Restart(ctx context.Context) error {
 	for _, s := range settings {
 		args = append(args, "-c", s)
 	}
-	logf, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	done, err := c.run(context.WithoutCancel(ctx), args)
 	if err != nil {
 		return err
 	}
-	defer logf.Close()
-	c.cmd = c.command(context.WithoutCancel(ctx), "postgres", args...)
-	c.cmd.Stdout, c.cmd.Stderr = logf, logf
-	if err := c.cmd.Start(); err != nil {
-		return fmt.Errorf("postgres: %w", err)
-	}
-	c.done = make(chan struct{})
-	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(c.cmd, c.done)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -162,7 +143,7 @@ func (c *Cluster) Restart(ctx context.Context) error {
 			return conn.Close(ctx)
 		}
 		select {
-		case <-c.done:
+		case <-done:
 			tail, _ := os.ReadFile(c.log)
 			return fmt.Errorf("postgres ended at start: %s", bytes.TrimSpace(tail[max(0, len(tail)-800):]))
 		case <-ctx.Done():
@@ -173,11 +154,114 @@ func (c *Cluster) Restart(ctx context.Context) error {
 	}
 }
 
-// URL returns the connection string of a database, as the superuser "postgres".
+// run starts the server's process; done is closed when it has ended.
+func (c *Cluster) run(ctx context.Context, args []string) (done chan struct{}, err error) {
+	logf, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer logf.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done != nil {
+		select {
+		case <-c.done:
+		default:
+			return nil, errors.New("postgres: it runs already")
+		}
+	}
+	cmd := c.command(ctx, "postgres", args...)
+	cmd.Stdout, cmd.Stderr = logf, logf
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	c.cmd, c.done, c.stopped = cmd, make(chan struct{}), false
+	go wait(cmd, c.done)
+	return c.done, nil
+}
+
+func wait(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }
+
+// PID is the server's process id, or 0 when it does not run.
+func (c *Cluster) PID() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cmd == nil {
+		return 0
+	}
+	select {
+	case <-c.done:
+		return 0
+	default:
+		return c.cmd.Process.Pid
+	}
+}
+
+// Supervise starts the server again, on the same port, whenever it ends by itself,
+// until ctx ends. What [Cluster.Stop] and [Cluster.Kill] end stays ended. tell hears
+// of each end and of each start that follows; err is nil for a good start.
+func (c *Cluster) Supervise(ctx context.Context, tell func(what string, err error)) {
+	const least, most = 200 * time.Millisecond, 5 * time.Second
+	poll := time.NewTicker(100 * time.Millisecond)
+	defer poll.Stop()
+	pause := least
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-poll.C:
+		}
+		c.mu.Lock()
+		ended := !c.stopped
+		select {
+		case <-c.done:
+		default:
+			ended = false
+		}
+		c.mu.Unlock()
+		if !ended {
+			continue
+		}
+		tell("Postgres ended; starting it again", nil)
+		for {
+			sctx, cancel := context.WithTimeout(ctx, time.Minute)
+			err := c.Restart(sctx)
+			cancel()
+			if ctx.Err() != nil {
+				return
+			}
+			if err == nil {
+				tell("Postgres runs again", nil)
+				pause = least
+				break
+			}
+			tell("Postgres does not start; trying again", err)
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+			pause = min(2*pause, most)
+		}
+	}
+}
+
+// URL returns the connection string of a database, as the superuser "postgres". It
+// has the password in it: give it to no command line and no log.
 func (c *Cluster) URL(database string) string {
+	u := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", c.password), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Port)), Path: database, RawQuery: "sslmode=disable"}
+	return u.String()
+}
+
+// PublicURL is [Cluster.URL] without the password, for a client that has the file of
+// [Cluster.PassFile] in $PGPASSFILE.
+func (c *Cluster) PublicURL(database string) string {
 	u := url.URL{Scheme: "postgres", User: url.User("postgres"), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(c.Port)), Path: database, RawQuery: "sslmode=disable"}
 	return u.String()
 }
+
+// PassFile is the content of a password file (PGPASSFILE) for this server.
+func (c *Cluster) PassFile() []byte { return []byte("127.0.0.1:*:*:postgres:" + c.password + "\n") }
 
 // CreateDatabase makes a database if there is none of that name.
 func (c *Cluster) CreateDatabase(ctx context.Context, name string) error {
@@ -202,15 +286,19 @@ func (c *Cluster) Stop() error { return c.end(syscall.SIGINT) }
 func (c *Cluster) Kill() error { return c.end(syscall.SIGQUIT) }
 
 func (c *Cluster) end(sig syscall.Signal) error {
-	if c.cmd == nil || c.cmd.Process == nil {
+	c.mu.Lock()
+	cmd, done := c.cmd, c.done
+	c.stopped = true
+	c.mu.Unlock()
+	if cmd == nil {
 		return nil
 	}
-	_ = c.cmd.Process.Signal(sig)
+	_ = cmd.Process.Signal(sig)
 	select {
-	case <-c.done:
+	case <-done:
 	case <-time.After(20 * time.Second):
-		_ = c.cmd.Process.Kill()
-		<-c.done
+		_ = cmd.Process.Kill()
+		<-done
 	}
 	return nil
 }
@@ -218,7 +306,7 @@ func (c *Cluster) end(sig syscall.Signal) error {
 func (c *Cluster) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, name), args...)
 	cmd.Dir = c.opts.Dir
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.opts.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.cred, Pdeathsig: syscall.SIGINT, Setpgid: true}
 	return cmd
 }
@@ -245,13 +333,4 @@ func chownTree(dir string, cred *syscall.Credential) error {
 		}
 		return os.Lchown(p, int(cred.Uid), int(cred.Gid))
 	})
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }

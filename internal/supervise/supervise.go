@@ -26,6 +26,10 @@ type Spec struct {
 	// Env is added to the supervisor's own environment.
 	Env []string
 	Dir string
+	// Remake, if set, is asked after the process has ended by itself, with the end of
+	// what it wrote in that life. Of the Spec that it returns, unless nil, Args and Env
+	// are used from then on: another port, when the old one was taken.
+	Remake func(output string) *Spec
 	// Grace is how long Stop waits after SIGTERM; 0 means 5 s.
 	Grace time.Duration
 }
@@ -58,7 +62,7 @@ type Proc struct {
 
 // New returns an empty group whose processes log to files in the folder logs.
 func New(logs string, log *slog.Logger) (*Group, error) {
-	if err := os.MkdirAll(logs, 0o755); err != nil {
+	if err := os.MkdirAll(logs, 0o700); err != nil {
 		return nil, err
 	}
 	return &Group{logs: logs, log: log, procs: map[string]*Proc{}}, nil
@@ -148,7 +152,7 @@ func (p *Proc) run(ctx context.Context, started chan<- error) {
 	first := true
 	backoff := 50 * time.Millisecond
 	for ctx.Err() == nil {
-		born := time.Now()
+		born, from := time.Now(), p.logSize()
 		exit, err := p.once(ctx, func() {
 			if first {
 				started <- nil
@@ -169,6 +173,11 @@ func (p *Proc) run(ctx context.Context, started chan<- error) {
 		p.restarts++
 		p.mu.Unlock()
 		p.log.Warn("process ended; starting it again", "name", p.spec.Name, "exit", exit, "err", err, "in", backoff, "log", p.file)
+		if p.spec.Remake != nil {
+			if s := p.spec.Remake(p.Output(from)); s != nil {
+				p.spec.Args, p.spec.Env = s.Args, s.Env
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -178,8 +187,37 @@ func (p *Proc) run(ctx context.Context, started chan<- error) {
 	}
 }
 
+func (p *Proc) logSize() int64 {
+	st, err := os.Stat(p.file)
+	if err != nil {
+		return 0
+	}
+	return st.Size()
+}
+
+// outputTail bounds what [Proc.Output] returns.
+const outputTail = 16 << 10
+
+// Output returns the end of what the process wrote after the first from bytes of its
+// log; at most 16 KiB.
+func (p *Proc) Output(from int64) string {
+	f, err := os.Open(p.file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil || st.Size() <= from {
+		return ""
+	}
+	from = max(from, st.Size()-outputTail)
+	b := make([]byte, st.Size()-from)
+	n, _ := f.ReadAt(b, from)
+	return string(b[:n])
+}
+
 func (p *Proc) once(ctx context.Context, onStart func()) (exit string, err error) {
-	out, err := os.OpenFile(p.file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	out, err := os.OpenFile(p.file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return "", err
 	}

@@ -94,3 +94,29 @@ func TestUnknownProgramIsRefused(t *testing.T) {
 		t.Fatalf("a failed start is listed: %v", names)
 	}
 }
+
+// A process that ended is asked about with what it wrote, and may get other arguments.
+func TestRemake(t *testing.T) {
+	g := group(t)
+	asked := make(chan string, 10)
+	fail := supervise.Spec{Name: "port", Args: []string{"sh", "-c", "echo address already in use >&2; exit 1"}}
+	fail.Remake = func(output string) *supervise.Spec {
+		asked <- output
+		return &supervise.Spec{Args: []string{"sh", "-c", "test $PORT = 2 && exec sleep 600"}, Env: []string{"PORT=2"}}
+	}
+	p, err := g.Start(fail)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := <-asked; got != "address already in use\n" {
+		t.Fatalf("it is told of %q", got)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := p.WaitRestart(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	if p.Restarts() != 1 {
+		t.Fatalf("restarts = %d", p.Restarts())
+	}
+}

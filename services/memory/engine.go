@@ -9,10 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
+	"time"
 
-	_ "github.com/jackc/pgx/v5/stdlib" // the database/sql driver "pgx"
-	_ "modernc.org/sqlite"             // the database/sql driver "sqlite"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite" // the database/sql driver "sqlite"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
@@ -33,6 +36,8 @@ type Guard interface {
 	guard.RelayStore
 	InTx(ctx context.Context, opts *sql.TxOptions, fn func(ctx context.Context, tx *sql.Tx) error) error
 	Emit(ctx context.Context, tx *sql.Tx, typ string, payload any) (cells.EventSeq, error)
+	// Translate adds the sentinel that a caller can act on to a driver's error.
+	Translate(err error) error
 	Close()
 }
 
@@ -76,10 +81,14 @@ func OpenSQLite(ctx context.Context, path string, o OpenOptions) (*Store, error)
 
 // OpenPostgres opens a store in a Postgres database. Close it.
 func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error) {
-	db, err := sql.Open("pgx", dsn)
+	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
 	}
+	if !strings.Contains(dsn, "connect_timeout") && os.Getenv("PGCONNECT_TIMEOUT") == "" {
+		cfg.ConnectTimeout = 5 * time.Second
+	}
+	db := stdlib.OpenDB(*cfg)
 	db.SetMaxOpenConns(32)
 	db.SetMaxIdleConns(32)
 	opts := []guardpg.Option{}
@@ -155,13 +164,35 @@ func (e *engine) write(ctx context.Context, tenant cells.TenantID, fn func(conte
 	if e.alone {
 		ctx = guard.WithTenant(ctx, tenant)
 	}
-	return e.guard.InTx(ctx, nil, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, emitTx{tx, e.guard}) })
+	return e.bounded(ctx, func(ctx context.Context) error {
+		return e.guard.InTx(ctx, nil, func(ctx context.Context, tx *sql.Tx) error { return fn(ctx, emitTx{tx, e.guard}) })
+	})
+}
+
+// storeWait bounds one request's work in the database: one that does not answer is
+// an error, not a request that waits for ever.
+const storeWait = 8 * time.Second
+
+// bounded runs fn for at most storeWait. Errors that say that the database cannot be
+// reached, or has not answered by then, wrap [cells.ErrUnavailable].
+func (e *engine) bounded(ctx context.Context, fn func(context.Context) error) error {
+	bctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	err := e.guard.Translate(fn(bctx))
+	if err != nil && bctx.Err() != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: the database did not answer within %s: %w", cells.ErrUnavailable, storeWait, err)
+	}
+	return err
 }
 
 // read runs fn, then looks at the fence: since epochs only grow, a fence that
 // admits the request now has admitted it when the rows were read, and no other
 // cell can have written in between.
 func (e *engine) read(ctx context.Context, tenant cells.TenantID, fn func(context.Context, Querier) error) error {
+	return e.bounded(ctx, func(ctx context.Context) error { return e.readFenced(ctx, tenant, fn) })
+}
+
+func (e *engine) readFenced(ctx context.Context, tenant cells.TenantID, fn func(context.Context, Querier) error) error {
 	if err := fn(ctx, e.db); err != nil || e.alone {
 		return err
 	}

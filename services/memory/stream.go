@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/guard"
 )
 
 // keepAlive is how often an idle stream sends a comment, so that whatever stands
@@ -41,6 +42,14 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 		}
 		after = cells.EventSeq(n)
 	}
+	ctx := cells.MarkStream(r.Context())
+	// Read before the answer begins: a database that is down is an answer, not a
+	// stream without events.
+	events, err := s.readEvents(ctx, tenant, after)
+	if err != nil {
+		s.fail(w, r, err)
+		return
+	}
 	out := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
@@ -48,7 +57,6 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 	if _, err := fmt.Fprint(w, "retry: 50\n\n"); err != nil || out.Flush() != nil {
 		return
 	}
-	ctx := cells.MarkStream(r.Context())
 	defer func() {
 		if errors.Is(context.Cause(ctx), cells.ErrGateClosed) {
 			// A comment: it has no id, so that the client's place stays.
@@ -58,13 +66,14 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 	begun := false
-	for ctx.Err() == nil {
-		events, err := s.events.Events(ctx, tenant, after, 256)
-		if err != nil {
-			if ctx.Err() == nil {
-				s.log.Error("reading events failed", "err", err)
+	for read := true; ctx.Err() == nil; read = false {
+		if !read {
+			if events, err = s.readEvents(ctx, tenant, after); err != nil {
+				if ctx.Err() == nil {
+					s.log.Error("reading events failed; the stream ends", "err", err)
+				}
+				return
 			}
-			return
 		}
 		for _, e := range events {
 			if begun && e.Seq != after+1 {
@@ -99,4 +108,15 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// readEvents reads a page of events, for at most storeWait.
+func (s *Service) readEvents(ctx context.Context, tenant cells.TenantID, after cells.EventSeq) ([]guard.Event, error) {
+	bctx, cancel := context.WithTimeout(ctx, storeWait)
+	defer cancel()
+	events, err := s.events.Events(bctx, tenant, after, 256)
+	if err != nil && bctx.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w: the database did not answer within %s: %w", cells.ErrUnavailable, storeWait, err)
+	}
+	return events, err
 }

@@ -5,9 +5,12 @@ package fleet
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -15,6 +18,7 @@ import (
 	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
+	"github.com/cloister-dev/cloister/internal/freeport"
 	"github.com/cloister-dev/cloister/internal/pgcluster"
 	"github.com/cloister-dev/cloister/internal/supervise"
 )
@@ -47,6 +51,14 @@ func (f *Fleet) registerCells(ctx context.Context) error {
 	specs := map[cells.CellID]api.CellSpec{}
 	for _, c := range have {
 		specs[c.ID] = c.CellSpec
+		known := slices.ContainsFunc(f.Config.Cells, func(x Cell) bool { return x.Name == string(c.ID) })
+		switch {
+		case !known && c.Tenants > 0:
+			return fmt.Errorf("cell %s has %d tenants in %s and is not among the cells to start (%s); start it too, with --cells %s, and move its tenants away before you leave it out",
+				c.ID, c.Tenants, f.Layout.Dir, strings.Join(f.Info.Cells, ","), strings.Join(append(slices.Clone(f.Info.Cells), string(c.ID)), ","))
+		case !known:
+			f.o.Log.Warn("a registered cell is not started; new tenants may be placed in it unless it is closed (cell cells set)", "cell", c.ID)
+		}
 	}
 	for _, c := range f.Config.Cells {
 		spec := specs[cells.CellID(c.Name)]
@@ -80,31 +92,31 @@ func (f *Fleet) readyMembers(ctx context.Context) (map[string]int, error) {
 
 // startCell starts the cell's store and its processes.
 func (f *Fleet) startCell(ctx context.Context, c Cell) error {
-	dir := f.Layout.Cell(c.Name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	dsn := filepath.Join(dir, "store.db")
+	st := store{dsn: filepath.Join(f.Layout.Cell(c.Name), "store.db")}
 	if f.Config.Store == StorePostgres {
-		cluster, err := pgcluster.Start(ctx, pgcluster.Options{Dir: filepath.Join(dir, "postgres"), NoSync: f.o.PostgresNoSync})
-		if err != nil {
+		var err error
+		if st, err = f.startCluster(ctx, c.Name); err != nil {
 			return fmt.Errorf("cell %s: %w", c.Name, err)
 		}
-		f.mu.Lock()
-		f.clusters[c.Name] = cluster
-		f.mu.Unlock()
-		if err := cluster.CreateDatabase(ctx, "cell"); err != nil {
-			return fmt.Errorf("cell %s: %w", c.Name, err)
-		}
-		dsn = cluster.URL("cell")
 	}
 	if err := f.writeCellKey(c.Name); err != nil {
 		return err
 	}
 	for n := 1; n <= c.Replicas; n++ {
-		spec, err := f.process(c, n, dsn)
+		spec, err := f.process(c, n, st)
 		if err != nil {
 			return fmt.Errorf("cell %s: %w", c.Name, err)
+		}
+		spec.Remake = func(output string) *supervise.Spec {
+			if f.o.Via != nil || !portTaken(output) {
+				return nil
+			}
+			again, err := f.process(c, n, st)
+			if err != nil {
+				f.o.Log.Error("no other port for a process whose port was taken", "name", spec.Name, "err", err)
+				return nil
+			}
+			return &again
 		}
 		if _, err := f.Procs.Start(spec); err != nil {
 			return err
@@ -112,6 +124,48 @@ func (f *Fleet) startCell(ctx context.Context, c Cell) error {
 	}
 	return nil
 }
+
+// store is how a cell's processes reach their store.
+type store struct {
+	// dsn has no secret in it; secretDSN is the same with the password, if there is one.
+	dsn, secretDSN string
+	// passFile is for PGPASSFILE, "" without one.
+	passFile string
+}
+
+// startCluster starts the cell's own Postgres server and keeps it running.
+func (f *Fleet) startCluster(ctx context.Context, cell string) (store, error) {
+	dir := f.Layout.Postgres(cell)
+	old := filepath.Join(f.Layout.Cell(cell), "postgres") // where it was when cells' folders were open
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(old); err == nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(dir), 0o700), os.Rename(old, dir)); err != nil {
+				return store{}, err
+			}
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		return store{}, err
+	}
+	cluster, err := pgcluster.Start(ctx, pgcluster.Options{Dir: dir, NoSync: f.o.PostgresNoSync, Env: []string{processMark + cell + "-postgres"}})
+	if err != nil {
+		return store{}, err
+	}
+	f.mu.Lock()
+	f.clusters[cell] = cluster
+	f.mu.Unlock()
+	f.keepers.Go(func() {
+		cluster.Supervise(f.life, func(what string, err error) { f.o.Log.Warn(what, "cell", cell, "err", err) })
+	})
+	if err := cluster.CreateDatabase(ctx, "cell"); err != nil {
+		return store{}, err
+	}
+	st := store{dsn: cluster.PublicURL("cell"), secretDSN: cluster.URL("cell"), passFile: f.Layout.PassFile(cell)}
+	return st, writeFile(st.passFile, cluster.PassFile(), 0o600)
+}
+
+// portTaken reports whether a process ended because another one has its port.
+func portTaken(output string) bool { return strings.Contains(output, "address already in use") }
 
 // writeCellKey derives the cell's admission key: a cell can check the tokens made
 // for it and cannot make another cell's.
@@ -124,13 +178,13 @@ func (f *Fleet) writeCellKey(cell string) error {
 }
 
 // process describes one process of a cell.
-func (f *Fleet) process(c Cell, n int, dsn string) (supervise.Spec, error) {
-	addr, err := freeAddr("127.0.0.1:0")
+func (f *Fleet) process(c Cell, n int, st store) (supervise.Spec, error) {
+	addr, err := freeport.Addr()
 	if err != nil {
 		return supervise.Spec{}, err
 	}
 	dir := f.Layout.Cell(c.Name)
-	words := map[string]string{"listen": addr, "store": f.Config.Store, "dsn": dsn, "cell": c.Name, "version": c.Version, "state": dir}
+	words := map[string]string{"listen": addr, "store": f.Config.Store, "dsn": st.dsn, "cell": c.Name, "version": c.Version, "state": dir}
 	s := supervise.Spec{Name: fmt.Sprintf("%s-%d", c.Name, n), Dir: dir}
 	for _, a := range c.Service.Command {
 		v, err := expand(a, words)
@@ -139,6 +193,9 @@ func (f *Fleet) process(c Cell, n int, dsn string) (supervise.Spec, error) {
 		}
 		s.Args = append(s.Args, v)
 	}
+	if st.secretDSN != "" {
+		words["dsn"] = st.secretDSN // an environment is not for everybody to see, a command line is
+	}
 	for k, a := range c.Service.Env {
 		v, err := expand(a, words)
 		if err != nil {
@@ -146,8 +203,11 @@ func (f *Fleet) process(c Cell, n int, dsn string) (supervise.Spec, error) {
 		}
 		s.Env = append(s.Env, k+"="+v)
 	}
+	if st.passFile != "" {
+		s.Env = append(s.Env, "PGPASSFILE="+st.passFile)
+	}
 	cert, key := f.certFiles(channel.RoleCell, c.Name)
-	s.Env = append(s.Env,
+	s.Env = append(s.Env, processMark+s.Name,
 		"CELL_ID="+c.Name, "CELL_FLEET="+f.Config.Name, "CELL_VERSION="+c.Version,
 		"CELL_DIRECTORY_URL=https://"+f.o.via(c.Name, "directory", strings.TrimPrefix(f.Info.Channel, "https://")), "CELL_SERVICE_URL=http://"+addr,
 		"CELL_CHANNEL_CA="+filepath.Join(f.Layout.PKI(), pki.CACertFile), "CELL_CHANNEL_CERT="+cert, "CELL_CHANNEL_KEY="+key,
@@ -155,7 +215,7 @@ func (f *Fleet) process(c Cell, n int, dsn string) (supervise.Spec, error) {
 		"CELL_ADMISSION_KEY_FILE="+f.Layout.CellKey(c.Name), "CELL_DEFAULT_CELL="+f.Config.DefaultCell,
 		"CELL_STATE_DIR="+filepath.Join(dir, fmt.Sprintf("member-%d", n)))
 	if f.o.Via != nil {
-		agent, err := freeAddr("127.0.0.1:0")
+		agent, err := freeport.Addr()
 		if err != nil {
 			return s, err
 		}

@@ -46,7 +46,7 @@ type Config struct {
 
 // Service says how the service's processes are started. In Command and Env these
 // words are replaced: {listen} the address to serve on, {store} the engine, {dsn} its
-// connection string or file, {cell}, {version}, {state} the cell's own folder.
+// connection string or file (with the password in Env only; PGPASSFILE is set), {cell}, {version}, {state} the cell's own folder.
 type Service struct {
 	Command []string          `koanf:"command"`
 	Env     map[string]string `koanf:"env"`

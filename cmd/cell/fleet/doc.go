@@ -10,9 +10,15 @@
 // on the folder keeps a second fleet out. fleet.json says where the listeners
 // are, and counts only while the process that it names runs.
 //
+// Nobody but the user who started the fleet can look into the state folder. When
+// root started it, Postgres runs as another user below postgres/: the way there can
+// be walked, and nothing on it be listed. A Postgres server asks for the password
+// that is in its own folder; no command line has it.
+//
 // Every process is a child of the starting one and is started again when it
-// ends by itself (package internal/supervise); ports stay the same across
-// restarts. Postgres clusters are children as well. When the starting process
+// ends by itself (package internal/supervise), Postgres servers too; ports stay the
+// same across restarts, unless another program has taken one of a cell's process.
+// Each has CELL_DEV_PROCESS in its environment, by which [Info.Kill] finds it. When the starting process
 // is killed, the kernel ends them all.
 //
 // Everything listens on 127.0.0.1 unless the fleet file names another address

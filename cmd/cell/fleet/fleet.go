@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sort"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/internal/freeport"
 	"github.com/cloister-dev/cloister/internal/pgcluster"
 	"github.com/cloister-dev/cloister/internal/supervise"
 )
@@ -64,6 +66,10 @@ type Fleet struct {
 
 	o       Options
 	release func()
+	// life ends at Close; keepers are what looks after the Postgres servers until then.
+	life    context.Context
+	end     context.CancelFunc
+	keepers sync.WaitGroup
 	mu      sync.Mutex // guards clusters
 	// clusters has the Postgres server of each cell, by cell.
 	clusters map[string]*pgcluster.Cluster
@@ -92,7 +98,18 @@ func Start(ctx context.Context, cfg Config, o Options) (_ *Fleet, err error) {
 			return nil, err
 		}
 	}
+	// What is wrong outside is found before there is a folder.
+	listen, err := freeAddr(cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w; choose another address with --listen", err)
+	}
+	for _, c := range cfg.Cells {
+		if _, err := exec.LookPath(c.Service.Command[0]); err != nil {
+			return nil, fmt.Errorf("service.command of %s: %w", c.Name, err)
+		}
+	}
 	f := &Fleet{Config: cfg, Layout: Layout{o.Dir}, o: o, clusters: map[string]*pgcluster.Cluster{}}
+	f.life, f.end = context.WithCancel(context.WithoutCancel(ctx))
 	if f.release, err = f.Layout.take(); err != nil {
 		return nil, err
 	}
@@ -104,29 +121,19 @@ func Start(ctx context.Context, cfg Config, o Options) (_ *Fleet, err error) {
 	if f.Procs, err = supervise.New(f.Layout.Logs(), o.Log); err != nil {
 		return nil, err
 	}
-	if err := f.start(ctx); err != nil {
+	if err := f.start(ctx, listen); err != nil {
 		return nil, err
 	}
 	return f, nil
 }
 
-func (f *Fleet) start(ctx context.Context) error {
-	var ports [3]string
-	for i := range ports {
-		p, err := freeAddr("127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		ports[i] = p
-	}
-	listen, err := freeAddr(f.Config.Listen)
-	if err != nil {
-		return fmt.Errorf("listen: %w; choose another address with --listen", err)
-	}
-	f.Info = Info{Name: f.Config.Name, PID: os.Getpid(), Edge: "http://" + listen, EdgeAdmin: "http://" + ports[0],
-		Operator: "http://" + ports[1], Channel: "https://" + ports[2], Store: f.Config.Store}
+func (f *Fleet) start(ctx context.Context, listen string) error {
+	f.Info = Info{Name: f.Config.Name, PID: os.Getpid(), Edge: "http://" + listen, Store: f.Config.Store}
 	for _, c := range f.Config.Cells {
 		f.Info.Cells = append(f.Info.Cells, c.Name)
+	}
+	if err := f.Layout.protect(f.Info.Cells, f.Config.Store == StorePostgres && os.Geteuid() == 0); err != nil {
+		return err
 	}
 	if _, err := secret(f.Layout.Credential(), func() string { c, _ := directory.NewOperatorCredential(); return c }); err != nil {
 		return err
@@ -142,12 +149,15 @@ func (f *Fleet) start(ctx context.Context) error {
 		return fmt.Errorf("certificates: %w", err)
 	}
 	f.o.OnStep("directory")
-	if err := f.startDirectory(ctx); err != nil {
+	if err := f.onFreePorts("directory", func() error { return f.startDirectory(ctx) }); err != nil {
+		return fmt.Errorf("directory: %w", err)
+	}
+	if err := f.registerCells(ctx); err != nil {
 		return err
 	}
 	f.o.OnStep("edge")
-	if err := f.startEdge(); err != nil {
-		return err
+	if err := f.onFreePorts("edge", func() error { return f.startEdge(ctx) }); err != nil {
+		return fmt.Errorf("edge: %w", err)
 	}
 	var wg sync.WaitGroup
 	errs := make([]error, len(f.Config.Cells))
@@ -163,7 +173,7 @@ func (f *Fleet) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := writeFile(f.Layout.Info(), append(b, '\n'), 0o644); err != nil {
+	if err := writeFile(f.Layout.Info(), append(b, '\n'), 0o600); err != nil {
 		return err
 	}
 	f.o.OnStep("waiting until every cell is ready")
@@ -187,6 +197,8 @@ func (f *Fleet) Close() {
 		wg.Wait()
 		f.Procs.Close()
 	}
+	f.end()
+	f.keepers.Wait()
 	f.mu.Lock()
 	clusters := f.clusters
 	f.clusters = map[string]*pgcluster.Cluster{}
@@ -257,7 +269,42 @@ func (f *Fleet) channelArgs(role channel.Role, name string) []string {
 		"--channel-revoked", filepath.Join(f.Layout.PKI(), pki.RevokedFile)}
 }
 
+// onFreePorts runs start, which starts the process on new ports, again when one of
+// them was taken by somebody else in between.
+func (f *Fleet) onFreePorts(name string, start func() error) error {
+	for try := 1; ; try++ {
+		err := start()
+		if try == 3 || !errors.Is(err, errPortTaken) {
+			return err
+		}
+		f.Procs.Remove(name)
+	}
+}
+
+var errPortTaken = errors.New("the address is already in use")
+
+// waitUp waits until the process answers at the URL, or has ended because its port is taken.
+func (f *Fleet) waitUp(ctx context.Context, name, url string) error {
+	p := f.Procs.Proc(name)
+	return poll(ctx, func(ctx context.Context) (bool, string, error) {
+		if p.Restarts() > 0 && portTaken(p.Output(0)) {
+			return false, "", errPortTaken
+		}
+		return askOK(ctx, url, p.Log())
+	})
+}
+
 func (f *Fleet) startDirectory(ctx context.Context) error {
+	for _, at := range []struct {
+		to     *string
+		scheme string
+	}{{&f.Info.Operator, "http://"}, {&f.Info.Channel, "https://"}} {
+		addr, err := freeport.Addr()
+		if err != nil {
+			return err
+		}
+		*at.to = at.scheme + addr
+	}
 	args := append([]string{f.o.Cell, "directory", "serve",
 		"--state", f.Layout.Directory(),
 		"--operator-listen", strings.TrimPrefix(f.Info.Operator, "http://"),
@@ -268,16 +315,18 @@ func (f *Fleet) startDirectory(ctx context.Context) error {
 	for _, c := range f.Config.Cells {
 		args = append(args, "--cell", c.Name)
 	}
-	if _, err := f.Procs.Start(supervise.Spec{Name: "directory", Args: append(args, f.o.DirectoryArgs...)}); err != nil {
+	if _, err := f.Procs.Start(supervise.Spec{Name: "directory", Args: append(args, f.o.DirectoryArgs...), Env: []string{processMark + "directory"}}); err != nil {
 		return err
 	}
-	if err := waitOK(ctx, f.Info.Operator+"/readyz", f.Procs.Proc("directory").Log()); err != nil {
-		return fmt.Errorf("directory: %w", err)
-	}
-	return f.registerCells(ctx)
+	return f.waitUp(ctx, "directory", f.Info.Operator+"/readyz")
 }
 
-func (f *Fleet) startEdge() error {
+func (f *Fleet) startEdge(ctx context.Context) error {
+	admin, err := freeport.Addr()
+	if err != nil {
+		return err
+	}
+	f.Info.EdgeAdmin = "http://" + admin
 	extractors, err := json.Marshal(f.Config.Extractors)
 	if err != nil {
 		return err
@@ -291,8 +340,10 @@ func (f *Fleet) startEdge() error {
 		"--extractors", string(extractors),
 		"--default-cell", f.Config.DefaultCell,
 	}, f.channelArgs(channel.RoleEdge, "main")...)
-	_, err = f.Procs.Start(supervise.Spec{Name: "edge", Args: append(args, f.o.EdgeArgs...)})
-	return err
+	if _, err = f.Procs.Start(supervise.Spec{Name: "edge", Args: append(args, f.o.EdgeArgs...), Env: []string{processMark + "edge"}}); err != nil {
+		return err
+	}
+	return f.waitUp(ctx, "edge", f.Info.EdgeAdmin+"/livez")
 }
 
 // waitReady waits for the edge and for one ready process of each cell.
@@ -356,21 +407,27 @@ func poll(ctx context.Context, ask func(ctx context.Context) (ok bool, why strin
 }
 
 func waitOK(ctx context.Context, url, log string) error {
-	return poll(ctx, func(ctx context.Context) (bool, string, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		if err != nil {
-			return false, "", err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return false, err.Error() + "; see " + log, nil
-		}
-		defer resp.Body.Close()
-		return resp.StatusCode == http.StatusOK, fmt.Sprintf("%s answers %s; see %s", url, resp.Status, log), nil
-	})
+	return poll(ctx, func(ctx context.Context) (bool, string, error) { return askOK(ctx, url, log) })
 }
 
+func askOK(ctx context.Context, url, log string) (ok bool, why string, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false, "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false, err.Error() + "; see " + log, nil
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode == http.StatusOK, fmt.Sprintf("%s answers %s; see %s", url, resp.Status, log), nil
+}
+
+// freeAddr checks that the address can be listened on, and chooses the port if it is 0.
 func freeAddr(addr string) (string, error) {
+	if addr == "127.0.0.1:0" || addr == "localhost:0" {
+		return freeport.Addr()
+	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return "", err

@@ -19,18 +19,20 @@ import (
 type Layout struct{ Dir string }
 
 // The files and folders.
-func (l Layout) PKI() string                { return filepath.Join(l.Dir, "pki") }
-func (l Layout) Certs(name string) string   { return filepath.Join(l.Dir, "certs", name) }
-func (l Layout) Logs() string               { return filepath.Join(l.Dir, "logs") }
-func (l Layout) Directory() string          { return filepath.Join(l.Dir, "directory") }
-func (l Layout) Edge() string               { return filepath.Join(l.Dir, "edge") }
-func (l Layout) Cell(name string) string    { return filepath.Join(l.Dir, "cells", name) }
-func (l Layout) Credential() string         { return filepath.Join(l.Dir, "operator.credential") }
-func (l Layout) AdmissionKey() string       { return filepath.Join(l.Dir, "admission.key") }
-func (l Layout) CellKey(cell string) string { return filepath.Join(l.Cell(cell), "admission.key") }
-func (l Layout) Info() string               { return filepath.Join(l.Dir, "fleet.json") }
-func (l Layout) engine() string             { return filepath.Join(l.Dir, "store") }
-func (l Layout) lock() string               { return filepath.Join(l.Dir, "lock") }
+func (l Layout) PKI() string                 { return filepath.Join(l.Dir, "pki") }
+func (l Layout) Certs(name string) string    { return filepath.Join(l.Dir, "certs", name) }
+func (l Layout) Logs() string                { return filepath.Join(l.Dir, "logs") }
+func (l Layout) Directory() string           { return filepath.Join(l.Dir, "directory") }
+func (l Layout) Edge() string                { return filepath.Join(l.Dir, "edge") }
+func (l Layout) Cell(name string) string     { return filepath.Join(l.Dir, "cells", name) }
+func (l Layout) Postgres(cell string) string { return filepath.Join(l.Dir, "postgres", cell) }
+func (l Layout) PassFile(cell string) string { return filepath.Join(l.Cell(cell), "pgpass") }
+func (l Layout) Credential() string          { return filepath.Join(l.Dir, "operator.credential") }
+func (l Layout) AdmissionKey() string        { return filepath.Join(l.Dir, "admission.key") }
+func (l Layout) CellKey(cell string) string  { return filepath.Join(l.Cell(cell), "admission.key") }
+func (l Layout) Info() string                { return filepath.Join(l.Dir, "fleet.json") }
+func (l Layout) engine() string              { return filepath.Join(l.Dir, "store") }
+func (l Layout) lock() string                { return filepath.Join(l.Dir, "lock") }
 
 // Info is what cell dev writes for the other commands: where its listeners are.
 type Info struct {
@@ -67,7 +69,7 @@ func ReadInfo(dir string) (Info, error) {
 
 // take locks the state folder for this process; the lock goes with it.
 func (l Layout) take() (release func(), err error) {
-	if err := os.MkdirAll(l.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(l.Dir, 0o700); err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(l.lock(), os.O_CREATE|os.O_RDWR, 0o600)
@@ -81,9 +83,43 @@ func (l Layout) take() (release func(), err error) {
 	return func() { f.Close() }, nil
 }
 
+// protect makes the folders of the fleet, which nobody but this user can look into.
+// With postgresUser a server of another user runs below Postgres: the way there can
+// be walked then, and nothing on it be listed or read.
+func (l Layout) protect(cellNames []string, postgresUser bool) error {
+	dirs := []string{l.PKI(), filepath.Dir(l.Certs("x")), l.Logs(), l.Directory(), l.Edge(), filepath.Dir(l.Cell("x"))}
+	for _, c := range cellNames {
+		dirs = append(dirs, l.Cell(c))
+	}
+	for _, d := range dirs {
+		if err := privateDir(d, 0o700); err != nil {
+			return err
+		}
+	}
+	if !postgresUser {
+		return nil
+	}
+	st, err := os.Stat(l.Dir)
+	if err != nil {
+		return err
+	}
+	if err := os.Chmod(l.Dir, st.Mode().Perm()|0o011); err != nil {
+		return err
+	}
+	return privateDir(filepath.Dir(l.Postgres("x")), 0o711)
+}
+
+// privateDir makes a folder with the mode, or gives it to the one that is there.
+func privateDir(dir string, mode fs.FileMode) error {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return err
+	}
+	return os.Chmod(dir, mode)
+}
+
 // writeFile replaces a file at once: a reader sees the old content or the new.
 func writeFile(path string, data []byte, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
