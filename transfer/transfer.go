@@ -170,7 +170,8 @@ type Agent interface {
 	// snapshot from src, catch up, verify what is there, return when a cut is worth it.
 	// [cells.ErrStaleOrder] when the move has been overtaken, [cells.ErrInvalid] with
 	// the findings when a preflight would have refused the move, [ErrMismatch] when
-	// the two sides differ.
+	// the two sides differ, [ErrSchemaChanged] and [ErrRetention] when the move may not
+	// go on. The context carries what it may cost: [ContextWithRate], [ContextWithLimits].
 	Prepare(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (cells.Prediction, error)
 	// Finish, at the target: apply up to the source's final position, verify, and
 	// return the mark. The source's fence is closed at m.CloseEpoch() by m, otherwise
