@@ -250,7 +250,7 @@ func (s *Server) present(ctx context.Context, c api.Campaign) api.Campaign {
 
 // estimate tells from what the last moves have cost; nil if there were none.
 func (s *Server) estimate(ctx context.Context, c *api.Campaign, left int64) (*api.CampaignEstimate, error) {
-	last, err := s.store.Moves(ctx, MoveFilter{Limit: 200})
+	last, err := s.store.Moves(ctx, MoveFilter{Limit: 50})
 	if err != nil {
 		return nil, err
 	}

@@ -283,20 +283,21 @@ func TestCampaignSurvivesKills(t *testing.T) {
 			s := newState(t)
 			reached := make(chan struct{})
 			var once sync.Once
-			stop := func() error {
+			stop := func(ctx context.Context) error {
 				once.Do(func() { close(reached) })
+				<-ctx.Done() // it stands there until the process is gone
 				return kill
 			}
 			d := s.start(t, func(c *directory.Config) {
-				c.CampaignHook = func(_ context.Context, at string, _ api.CampaignID, _ int64) error {
+				c.CampaignHook = func(ctx context.Context, at string, _ api.CampaignID, _ int64) error {
 					if at == step {
-						return stop()
+						return stop(ctx)
 					}
 					return nil
 				}
-				c.StepHook = func(_ context.Context, ev cells.StepEvent) error {
+				c.StepHook = func(ctx context.Context, ev cells.StepEvent) error {
 					if "move "+string(ev.Step) == step {
-						return stop()
+						return stop(ctx)
 					}
 					return nil
 				}
@@ -350,6 +351,42 @@ func TestCampaignHasOneDriver(t *testing.T) {
 		t.Errorf("moved %+v", c.Counts)
 	}
 	other.whole(c.ID)
+}
+
+// Two directories that take each other for dead all the time: every campaign and
+// every move changes hands at each look, and still nobody is moved twice.
+func TestCampaignDriversFight(t *testing.T) {
+	s := newState(t)
+	hasty := func(name string) func(*directory.Config) {
+		return func(c *directory.Config) {
+			c.Name, c.TakeOver, c.SweepEvery = name, time.Nanosecond, 3*time.Millisecond
+		}
+	}
+	d1, d2 := s.start(t, hasty("d1")), s.start(t, hasty("d2"))
+	for _, c := range []cells.CellID{"a", "b", "c"} {
+		d1.cell(c, api.CellSpec{})
+	}
+	d1.crowd("a", 0, 15)
+	drivers := map[string]bool{}
+	c := d1.planned(even(api.CampaignSettings{Concurrency: 3, StopAfter: "none"}))
+	d1.run(c.ID)
+	c = d2.untilCampaign(c.ID, "done", func(c *api.Campaign) bool {
+		drivers[c.Driver] = true
+		return c.State == api.CampaignDone
+	})
+	if c.Counts.Finished() != 10 || c.Counts.Moved == 0 {
+		t.Errorf("finished %+v", c.Counts)
+	}
+	eventually(t, "every move is over", func() bool {
+		for _, it := range d1.items(c.ID) {
+			if r := d1.route(it.Tenant); r.MoveID != "" || r.State != cells.StateActive {
+				return false
+			}
+		}
+		return true
+	})
+	d2.whole(c.ID)
+	t.Logf("%d drivers, %+v", len(drivers), c.Counts)
 }
 
 func TestCampaignPlansAreEdited(t *testing.T) {

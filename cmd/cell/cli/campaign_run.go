@@ -71,7 +71,7 @@ func writePlan(w io.Writer, f *api.CampaignFile) error {
 // plain takes JSON's quotes and braces off, but keeps each move on one line.
 func plain(n *yaml.Node, depth int) {
 	n.Style = 0
-	if depth > 3 && n.Kind == yaml.MappingNode {
+	if depth > 2 && n.Kind == yaml.MappingNode {
 		n.Style = yaml.FlowStyle
 	}
 	for _, c := range n.Content {

@@ -3,7 +3,11 @@
 package e2e_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,4 +99,54 @@ func TestRebalanceSurvivesKills(t *testing.T) {
 		}
 		return true
 	})
+	drainByHand(t, e)
+}
+
+// drainByHand does what an operator does: plan, look, edit, run, look again.
+func drainByHand(t *testing.T, e *env) {
+	cell := func(in string, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "cell"), append([]string{"--fleet", e.Layout.Dir}, args...)...)
+		cmd.Stdin, cmd.Stderr = strings.NewReader(in), new(strings.Builder)
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("cell %s: %v\n%s%s", strings.Join(args, " "), err, out, cmd.Stderr)
+		}
+		return string(out)
+	}
+	var rec api.Campaign
+	read := func(text string) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(text), &rec); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+	}
+	cell("", "cells", "set", "cell-c", "--closed")
+	read(cell("", "--json", "campaign", "plan", "--policy", "drain", "--drain", "cell-c", "--cells", "cell-b", "--name", "by hand", "--per-pair", "2"))
+	id := string(rec.ID)
+	if rec.Counts.Pending != 10 || rec.Estimate == nil || rec.Estimate.Pause <= 0 {
+		t.Fatalf("planned %+v", rec)
+	}
+	plan := cell("", "campaign", "show", id, "--plan")
+	lines := strings.SplitAfter(plan, "\n")
+	kept := strings.Join(lines[:len(lines)-9], "") // two of ten moves: the last line is empty
+	read(cell(kept, "--json", "campaign", "edit", id, "--file", "-"))
+	if rec.Counts.Pending != 2 {
+		t.Fatalf("edited %+v from\n%s", rec.Counts, kept)
+	}
+	if out := cell("", "campaign", "run", id, "--follow"); !strings.Contains(out, id+" DONE by hand, policy drain") || !strings.Contains(out, "moves      2, 2 moved") {
+		t.Errorf("run says\n%s", out)
+	}
+	if out := cell("", "campaign", "list"); !strings.Contains(out, id) {
+		t.Errorf("list says\n%s", out)
+	}
+	if out := cell("", "campaign", "show", id, "--items"); strings.Count(out, "MOVED") != 2 {
+		t.Errorf("show says\n%s", out)
+	}
+	if out := cell("", "tenants", "set", "t00", "--group", "g", "--jurisdiction", "eu"); !strings.Contains(out, "t00: group g, jurisdiction eu") {
+		t.Errorf("set says\n%s", out)
+	}
+	if out := cell("", "campaign", "plan", "--policy", "drain", "--drain", "cell-a", "--dry-run"); !strings.Contains(out, "t00 in cell-a: no cell is in its jurisdiction") {
+		t.Errorf("dry run says\n%s", out)
+	}
 }
