@@ -143,7 +143,8 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 	m := api.Move{
 		ID: it.Move, Tenant: it.Tenant, From: it.From, To: it.To, State: api.MovePreparing, Step: "queued",
 		Actor: c.RunBy, Force: c.Settings.Force, OperationID: string(it.Move), RequestID: string(r.id), Campaign: r.id, Item: it.Pos,
-		Driver: s.instance, CreatedAt: now, UpdatedAt: now,
+		UndoWindow: s.exec.undoWindow(&api.MoveRequest{UndoWindow: c.Settings.Undo()}),
+		Driver:     s.instance, CreatedAt: now, UpdatedAt: now,
 	}
 	e := r.audit("move.create", c.RunBy)
 	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID

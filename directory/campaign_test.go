@@ -560,6 +560,7 @@ func TestBadCampaigns(t *testing.T) {
 		`{"policy":{"kind":"even"},"settings":{"concurrency":-1}}`: 400, `{"policy":{"kind":"even"},"settings":{"stop_after":"0"}}`: 400,
 		`{"policy":{"kind":"even"},"settings":{"stop_after":"200%"}}`: 400, `{"policy":{"kind":"even"},"settings":{"time_zone":"Nowhere"}}`: 400,
 		`{"policy":{"kind":"even"},"settings":{"windows":[{"from":"22:00","to":"22:00"}]}}`: 400, `{"policy":{"kind":"even"},"colour":1}`: 400,
+		`{"policy":{"kind":"even"},"settings":{"undo_window":"soon"}}`: 400, `{"policy":{"kind":"even"},"settings":{"undo_window":"-1s"}}`: 400,
 	} {
 		if a := d.raw(http.MethodPost, api.PathCampaigns, "", "application/json", body); a.status != status {
 			t.Errorf("%s: %d %s, want %d", body, a.status, a.body, status)

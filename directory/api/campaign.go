@@ -107,6 +107,19 @@ type CampaignSettings struct {
 	StopAfter string `json:"stop_after,omitempty"`
 	// Force lets moves exceed their tenants' budgets.
 	Force bool `json:"force,omitempty"`
+	// UndoWindow is for how long each move can be undone, as "24h" or "0s"; "" is the
+	// directory's own.
+	UndoWindow string `json:"undo_window,omitempty"`
+}
+
+// Undo returns the undo window of each move; nil is the directory's own. The
+// settings are normalised.
+func (s *CampaignSettings) Undo() *time.Duration {
+	d, err := time.ParseDuration(s.UndoWindow)
+	if err != nil {
+		return nil
+	}
+	return &d
 }
 
 // Normalize fills defaults and reports what is malformed; the error wraps
@@ -128,6 +141,11 @@ func (s *CampaignSettings) Normalize() error {
 	}
 	if _, err := NewSchedule(s.TimeZone, s.Windows); err != nil {
 		return err
+	}
+	if s.UndoWindow != "" {
+		if d, err := time.ParseDuration(s.UndoWindow); err != nil || d < 0 || d > cells.MaxUndoWindow {
+			return fmt.Errorf("%w: undo_window is %q; want a duration like 24h, 0s to %v", cells.ErrInvalid, s.UndoWindow, cells.MaxUndoWindow)
+		}
 	}
 	_, _, err := s.stop()
 	return err

@@ -76,6 +76,7 @@ func (x *settingFlags) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&x.windows, "window", nil, `when moves may begin, for example "mon-fri 22:00-04:00"; may be repeated (default always)`)
 	f.StringVar(&x.s.TimeZone, "time-zone", "", "the windows' IANA time zone, for example Europe/Berlin (default UTC)")
 	f.StringVar(&x.s.StopAfter, "stop-after", "1", "pause after so many failed moves, or beyond a percentage like 5%, or none")
+	f.StringVar(&x.s.UndoWindow, "undo-window", "", "for how long each move can be undone, for example 24h or 0s (default the directory's own)")
 	f.BoolVar(&x.s.Force, "force", false, "move although unavailability budgets would be exceeded; recorded with your name")
 }
 

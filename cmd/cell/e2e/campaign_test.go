@@ -41,7 +41,7 @@ func TestRebalanceSurvivesKills(t *testing.T) {
 		t.Fatalf("measured %+v, %v", m, err)
 	}
 	p, err := e.cl.PlanCampaign(t.Context(), api.CampaignRequest{Policy: &api.PolicySpec{Kind: api.PolicyEven}, Actor: "test",
-		Settings: api.CampaignSettings{Concurrency: 4, StopAfter: "none"}})
+		Settings: api.CampaignSettings{Concurrency: 4, StopAfter: "none", UndoWindow: "0s"}})
 	if err != nil || p.Campaign.Counts.Total != 20 || p.Campaign.Rows < 20*20 {
 		t.Fatalf("plan %+v, %v", p, err)
 	}
