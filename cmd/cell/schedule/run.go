@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -15,10 +16,10 @@ import (
 // Result is what came of a schedule.
 type Result struct {
 	Seed uint64
-	// Moved and RolledBack count the moves that were decided; Crashes the processes
-	// that died.
-	Moved, RolledBack, Crashes int
-	Acked                      int
+	// Moved counts the attempts at moves that were decided, Undone the undos that were
+	// carried out, Crashes the processes that were ended.
+	Moved, Undone, Crashes int
+	Acked                  int
 	// Wrong says what must not be; empty when all is well.
 	Wrong []string
 	// Log is what was done, in order.
@@ -72,6 +73,7 @@ type schedule struct {
 	drivers []*driver
 	books   []*books
 	moves   int
+	undone  atomic.Int64
 }
 
 func (s *schedule) run(ctx context.Context) error {
@@ -108,6 +110,7 @@ func (s *schedule) run(ctx context.Context) error {
 	// Whatever is still on its way arrives when all is over.
 	w.deliver(ctx, 1<<20)
 	w.wg.Wait()
+	s.res.Undone = int(s.undone.Load())
 	if settled {
 		s.check(ctx)
 	}
@@ -155,16 +158,34 @@ func (s *schedule) act(ctx context.Context) {
 	case n < 40:
 		s.moves++
 		id := cells.MoveID(fmt.Sprintf("mv-%d-%d", s.res.Seed, s.moves))
-		d.do(fmt.Sprintf("move %s of %s to %s", id, t, c.id), func(ctx context.Context) error {
-			res, err := d.ctrl.Run(ctx, cells.MovePlan{TenantID: t, ToCell: c.id, MoveID: id, Actor: d.name, Force: true})
+		plan := cells.MovePlan{TenantID: t, ToCell: c.id, MoveID: id, Actor: d.name, Force: true}
+		if s.luck.percent(60) {
+			plan.UndoWindow = time.Hour
+		}
+		d.do(fmt.Sprintf("move %s of %s to %s, window %s", id, t, c.id, plan.UndoWindow), func(ctx context.Context) error {
+			res, err := d.ctrl.Run(ctx, plan)
 			if err == nil {
 				w.note("%s: %s is in %s at %d", d.name, t, res.Route.CellID, res.Route.Epoch)
 			}
 			return err
 		})
+	case n < 44:
+		s.moves++
+		id := cells.MoveID(fmt.Sprintf("undo-%d-%d", s.res.Seed, s.moves))
+		d.do(fmt.Sprintf("undo %s of %s", id, t), func(ctx context.Context) error {
+			_, err := d.ctrl.Undo(ctx, cells.MovePlan{TenantID: t, MoveID: id, Actor: d.name, Force: true})
+			if err == nil {
+				s.undone.Add(1)
+			}
+			return err
+		})
+	case n < 47:
+		d.do("tend "+string(t), func(ctx context.Context) error { _, err := d.ctrl.Tend(ctx, t); return err })
 	case n < 48:
+		d.do("close the window of "+string(t), func(ctx context.Context) error { _, err := d.ctrl.CloseWindow(ctx, t, "schedule", d.name); return err })
+	case n < 51:
 		d.do("resume "+string(t), func(ctx context.Context) error { _, err := d.ctrl.Resume(ctx, t); return err })
-	case n < 53:
+	case n < 54:
 		d.do("roll back "+string(t), func(ctx context.Context) error { return d.ctrl.Rollback(ctx, t, "schedule") })
 	case n < 62:
 		w.note("%s crashes", c.id)
@@ -243,6 +264,7 @@ func (s *schedule) settle(ctx context.Context) bool {
 		p.crashAt = ""
 		p.mu.Unlock()
 	}
+	w.wg.Wait() // what the drivers have begun comes to its end
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	d := s.drivers[0]
@@ -261,7 +283,13 @@ func (s *schedule) settle(ctx context.Context) bool {
 					s.restart(ctx, c)
 				}
 			}
-			if _, rerr := d.ctrl.Resume(ctx, b.tenant); ctx.Err() != nil {
+			var rerr error
+			if _, held := r.Held(); held {
+				_, rerr = d.ctrl.CloseWindow(ctx, b.tenant, "the schedule is over", d.name)
+			} else {
+				_, rerr = d.ctrl.Resume(ctx, b.tenant)
+			}
+			if ctx.Err() != nil {
 				s.wrong("%s does not settle: route %+v, %v, last error %v", b.tenant, r, err, rerr)
 				return false
 			}

@@ -192,9 +192,28 @@ func (o orders) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 	if o.d.w.broken == NoRemoval {
 		return nil
 	}
+	if r.Back != "" && !r.Held() {
+		err := o.send(ctx, r.Back, fmt.Sprintf("free the way back of %s", r.Move), func(ctx context.Context, p *process) error { return p.mover.Free(ctx, tenant, r.Move) })
+		if err != nil {
+			return err
+		}
+	}
 	return o.send(ctx, r.Cell, fmt.Sprintf("remove %s at %d", tenant, r.Epoch), func(ctx context.Context, p *process) error {
 		return p.mover.Discard(ctx, tenant, r, nil)
 	})
+}
+
+// Return makes orders a [cells.Returner].
+func (o orders) Return(ctx context.Context, tenant cells.TenantID, r cells.Residue) (out cells.Returned, err error) {
+	m, ok := r.Return(tenant)
+	if !ok {
+		return out, cells.ErrInvalid
+	}
+	err = o.send(ctx, r.Cell, fmt.Sprintf("bring back %s to %s", r.Move, r.Cell), func(ctx context.Context, p *process) error {
+		_, err := p.mover.Return(ctx, m, o.d.w.source(m))
+		return err
+	})
+	return out, err
 }
 
 // source is a move's source as its target reaches it.
