@@ -162,23 +162,23 @@ func (s *schedule) act(ctx context.Context) {
 		if s.luck.percent(60) {
 			plan.UndoWindow = time.Hour
 		}
+		undo := s.luck.percent(50)
 		d.do(fmt.Sprintf("move %s of %s to %s, window %s", id, t, c.id, plan.UndoWindow), func(ctx context.Context) error {
 			res, err := d.ctrl.Run(ctx, plan)
-			if err == nil {
-				w.note("%s: %s is in %s at %d", d.name, t, res.Route.CellID, res.Route.Epoch)
+			if err != nil {
+				return err
 			}
-			return err
+			w.note("%s: %s is in %s at %d", d.name, t, res.Route.CellID, res.Route.Epoch)
+			if undo && plan.UndoWindow > 0 {
+				s.until(ctx, 20)
+				return s.undo(ctx, d, t, cells.MoveID("undo-"+string(id)))
+			}
+			return nil
 		})
 	case n < 44:
 		s.moves++
 		id := cells.MoveID(fmt.Sprintf("undo-%d-%d", s.res.Seed, s.moves))
-		d.do(fmt.Sprintf("undo %s of %s", id, t), func(ctx context.Context) error {
-			_, err := d.ctrl.Undo(ctx, cells.MovePlan{TenantID: t, MoveID: id, Actor: d.name, Force: true})
-			if err == nil {
-				s.undone.Add(1)
-			}
-			return err
-		})
+		d.do(fmt.Sprintf("undo %s of %s", id, t), func(ctx context.Context) error { return s.undo(ctx, d, t, id) })
 	case n < 47:
 		d.do("tend "+string(t), func(ctx context.Context) error { _, err := d.ctrl.Tend(ctx, t); return err })
 	case n < 48:
@@ -234,6 +234,15 @@ func (s *schedule) act(ctx context.Context) {
 			s.restart(ctx, c)
 		}
 	}
+}
+
+func (s *schedule) undo(ctx context.Context, d *driver, t cells.TenantID, id cells.MoveID) error {
+	_, err := d.ctrl.Undo(ctx, cells.MovePlan{TenantID: t, MoveID: id, Actor: d.name, Force: true})
+	s.w.note("%s: undo %s of %s: %v", d.name, id, t, err)
+	if err == nil {
+		s.undone.Add(1)
+	}
+	return err
 }
 
 func (s *schedule) restart(ctx context.Context, c *cell) {
