@@ -70,7 +70,7 @@ func TestBudgetAndReceipts(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop := e.hammer(&load.Hammer{Client: tenant, Clients: 3, Keys: 5, Namespace: "h", Pause: 2 * time.Millisecond})
-		first, err := e.cl.Move(t.Context(), api.MoveRequest{Tenant: "acme", To: "cell-b", Actor: "bob"})
+		first, err := e.cl.Move(t.Context(), api.MoveRequest{Tenant: "acme", To: "cell-b", Actor: "bob", UndoWindow: new(time.Duration)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestBudgetAndReceipts(t *testing.T) {
 		if code == 0 || !strings.Contains(out, "left of 1ms") || !strings.Contains(out, "--force") || e.cellOf("acme") != "cell-b" {
 			t.Errorf("%d %s", code, out)
 		}
-		out, code = e.cell("--json", "move", "acme", "--to", "cell-a", "--force")
+		out, code = e.cell("--json", "move", "acme", "--to", "cell-a", "--force", "--undo-window", "0s")
 		var forced api.Move
 		if err := json.NewDecoder(strings.NewReader(out)).Decode(&forced); code != 0 || err != nil {
 			t.Fatalf("%d %s %v", code, out, err)
@@ -159,7 +159,7 @@ func TestOverrunIsRolledBackAndCharged(t *testing.T) {
 	h := &load.Hammer{Client: tenant, Clients: 3, Keys: 5, Namespace: "h", Pause: 5 * time.Millisecond}
 	stop := e.hammer(h)
 	e.haltAt(cells.StepFence)
-	mv, err := e.cl.Move(t.Context(), api.MoveRequest{Tenant: "acme", To: "cell-b", Actor: "bob"})
+	mv, err := e.cl.Move(t.Context(), api.MoveRequest{Tenant: "acme", To: "cell-b", Actor: "bob", UndoWindow: new(time.Duration)})
 	if err != nil {
 		t.Fatal(err)
 	}
