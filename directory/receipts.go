@@ -154,6 +154,13 @@ func (e *executor) attestRemoval(ctx context.Context, m *api.Move) error {
 	})
 }
 
+// amend says in the receipt of a move, if it has one, that nothing of it remains.
+func (e *executor) amend(ctx context.Context, id cells.MoveID) {
+	if m, err := e.s.store.Move(ctx, id); err == nil {
+		_ = e.attestRemoval(ctx, &m) // fails only when the server closes
+	}
+}
+
 // unsaid returns what the outcome said remained and no later statement is about.
 func unsaid(said []receipt.Statement) *cells.Residue {
 	if len(said) == 0 {

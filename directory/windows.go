@@ -184,6 +184,9 @@ func (e *executor) windowAges() (n int, oldest time.Duration) {
 // there is something to remove.
 func (e *executor) noteResidue(ctx context.Context, id cells.MoveID, left []cells.Residue) {
 	now := time.Now().UTC()
+	if len(left) == 0 {
+		e.amend(ctx, id)
+	}
 	e.note(ctx, id, func(m *api.Move) { takeResidue(m, left, now) })
 }
 
@@ -192,6 +195,9 @@ func (e *executor) noteResidue(ctx context.Context, id cells.MoveID, left []cell
 func (e *executor) noteUndo(ctx context.Context, undo api.Move, state api.MoveState) {
 	if state == api.MoveRefused {
 		return
+	}
+	if state == api.MoveDone {
+		e.amend(ctx, undo.Undoes)
 	}
 	now := time.Now().UTC()
 	e.note(ctx, undo.Undoes, func(m *api.Move) {

@@ -45,6 +45,7 @@ func (s *state) startBack(t *testing.T) (*dir, *farBack) {
 	t.Helper()
 	f := &farBack{far: s.far}
 	d := s.start(t, func(c *directory.Config) {
+		withReceipts(c)
 		c.Agents, c.ReturnEvery, c.SweepEvery = f, 10*time.Millisecond, 20*time.Millisecond
 	})
 	d.cell("a", api.CellSpec{})
@@ -117,6 +118,9 @@ func TestUndo(t *testing.T) {
 	if m, err = d.cl.MoveByID(ctxOf(t), m.ID); err != nil || m.UndoneBy != u.ID || len(m.Residue) != 0 || m.State != api.MoveDone {
 		t.Errorf("the record of the move that was undone: %+v, %v", m, err)
 	}
+	if list := d.receipt(m.ID); len(list) != 2 || list[1].Removal == nil || list[1].Removal.Gone || list[1].Removal.Cell != "a" {
+		t.Errorf("the receipt of the move that was undone: %+v", list)
+	}
 	if r := d.route("t"); r.CellID != "a" || len(r.Residue) != 0 {
 		t.Errorf("the route is %+v", r)
 	}
@@ -165,6 +169,9 @@ func TestUndoWindowCloses(t *testing.T) {
 			})
 			if n := f.get(func() int { return int(f.rows[place{"a", "t"}]) }); n != 0 || m.State != api.MoveDone {
 				t.Errorf("%d rows are left, the record is %+v", n, m)
+			}
+			if list := d.receipt(m.ID); len(list) != 2 || list[1].Removal == nil || !list[1].Removal.Gone || list[1].Removal.Cell != "a" {
+				t.Errorf("the receipt: %+v", list)
 			}
 			d.wait("the window is not shown", func() bool {
 				got, err := d.cl.Tenant(ctxOf(t), "t")
