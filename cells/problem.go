@@ -96,7 +96,7 @@ func WriteProblem(w http.ResponseWriter, r *http.Request, a *Answer) {
 	}
 	p := problem{
 		Type: problemPrefix + strings.ToLower(string(a.Code)), Title: a.Code.Title(), Status: a.Code.HTTPStatus(),
-		Detail: clip(a.Detail, maxDetail), Code: a.Code, Retry: a.Code.Retry(), Tenant: a.Tenant,
+		Detail: clip(strings.ReplaceAll(a.Detail, ErrInvalid.Error()+": ", ""), maxDetail), Code: a.Code, Retry: a.Code.Retry(), Tenant: a.Tenant,
 		Revision: a.Revision, AgeMS: ageMS(a.Age),
 	}
 	if p.Tenant.Validate() != nil {

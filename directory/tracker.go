@@ -325,6 +325,9 @@ func finish(m *api.Move, now time.Time) {
 		if !m.Removable() {
 			m.Error = ""
 		}
+		if len(m.Residue) == 0 && m.Step == string(cells.StepDiscard) {
+			m.Step = string(cells.StepRemoved) // the row says so, whoever wrote it
+		}
 		if m.FinishedAt.IsZero() {
 			m.FinishedAt = now
 		}

@@ -129,24 +129,43 @@ func (x *exchange) route() (cells.Decision, error) {
 				return d, x.waitEnded(err, a)
 			}
 		case cells.CodeUnknownTenant:
-			if x.refreshed || !x.s.unknown.Allow() {
+			if x.refreshed {
+				return d, a
+			}
+			if !x.s.unknown.Allow() {
+				if x.s.routes.Status().Stale {
+					return d, x.cannotAsk(d, nil)
+				}
 				return d, a
 			}
 			// It may have been placed a moment ago.
 			x.refreshed = true
-			if _, err := x.s.routes.Refresh(x.in.Context(), x.tenant); err != nil {
+			ctx, cancel := context.WithTimeout(x.in.Context(), askFor)
+			_, err := x.s.routes.Refresh(ctx, x.tenant)
+			cancel()
+			if err != nil {
 				if errors.Is(err, cells.ErrNotFound) {
 					return d, a
 				}
 				if x.in.Context().Err() != nil {
 					return d, err
 				}
-				return d, a // by what is known
+				return d, x.cannotAsk(d, err)
 			}
 		default:
 			return d, a
 		}
 	}
+}
+
+// askFor is how long the directory may take to say whether it knows a tenant.
+const askFor = 2 * time.Second
+
+// cannotAsk is the answer for a tenant that is not known here while the directory,
+// which might know it, cannot be asked.
+func (x *exchange) cannotAsk(d cells.Decision, err error) *cells.Answer {
+	return &cells.Answer{Code: cells.CodeBackendUnavailable, Tenant: x.tenant, Revision: d.Revision, Age: d.Age, RetryAfter: time.Second,
+		Detail: "this tenant is not known here, and the directory cannot be asked", Err: err}
 }
 
 // errHeld is the cause of waits that took too long.

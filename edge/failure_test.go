@@ -15,6 +15,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/edge"
+	"github.com/cloister-dev/cloister/edge/extract"
 )
 
 // A process that dies with a request in hand: the client learns that it may have
@@ -314,5 +315,20 @@ func TestStoreDown(t *testing.T) {
 	mu.Unlock()
 	if a, _ := ask(); a.StatusCode != 200 {
 		t.Fatal(a.Status)
+	}
+}
+
+// A path that climbs out of its tenant's prefix is refused, however it is written; a
+// tenant that nobody can be asked about is not called unknown.
+func TestClimbingPaths(t *testing.T) {
+	f := newFleet(t, fleetOptions{cfg: edge.Config{Extractors: []extract.Spec{{Path: "/t/{tenant}/", Strip: true}}}})
+	f.place("acme", "a")
+	for _, path := range []string{"/t/acme/../victim/v1", "/t/acme/%2e%2e/victim", "/t/acme/./v1", "/t/acme/x/..;a/y", "/t/acme/%252e%252e/x", "/t/acme/..\\victim"} {
+		if a := f.must(f.http, "GET", path, nil); a.StatusCode != 400 || a.code() != cells.CodeBadRequest {
+			t.Errorf("%s: %s %s", path, a.Status, a.body)
+		}
+	}
+	if a := f.must(f.http, "GET", "/t/acme/v1/a..b", nil); a.StatusCode != 200 {
+		t.Errorf("dots in a name: %s", a.Status)
 	}
 }

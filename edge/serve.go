@@ -67,6 +67,9 @@ func (x *exchange) prepare() *cells.Answer {
 	if found.StripPath != "" && forward.Reserved(strings.TrimPrefix(raw, found.StripPath)) {
 		return &cells.Answer{Code: cells.CodeNotServed, Tenant: x.tenant, Detail: "paths under /cells/ are the platform's"}
 	}
+	if found.Kind == "path" && forward.Climbs(raw) {
+		return &cells.Answer{Code: cells.CodeBadRequest, Tenant: x.tenant, Detail: "the path has dot segments, which would leave its tenant's prefix"}
+	}
 	if limit := x.s.cfg.MaxBody; limit > 0 && r.ContentLength > limit {
 		return &cells.Answer{Code: cells.CodeTooLarge, Tenant: x.tenant}
 	}

@@ -15,6 +15,8 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -83,6 +85,9 @@ func Inspect(file, caFile, revokedFile string, now time.Time) (Info, error) {
 		}
 		if err := cert.CheckSignatureFrom(ca); err != nil {
 			problem("not issued by %s", ca.Subject)
+		}
+		if id, err := channel.IdentityOf(cert); err == nil && len(ca.PermittedURIDomains) > 0 && !slices.Contains(ca.PermittedURIDomains, id.Fleet) {
+			problem("names the fleet %s; the CA is the fleet %s's", id.Fleet, strings.Join(ca.PermittedURIDomains, ", "))
 		}
 	}
 	if revokedFile != "" {

@@ -3,8 +3,14 @@
 package pki_test
 
 import (
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"io/fs"
+	"math/big"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -285,5 +291,38 @@ func TestIssueConcurrently(t *testing.T) {
 	gone, err := channel.ParseRevoked([]byte(read(t, a.RevokedFile())))
 	if err != nil || len(gone) != 8 {
 		t.Fatalf("%d revoked, %v", len(gone), err)
+	}
+}
+
+// The CA signs for its own fleet only; a certificate that names another is said to.
+func TestInspectAnotherFleet(t *testing.T) {
+	_, dir := authority(t, "ours", pki.Options{})
+	keyBlock, _ := pem.Decode([]byte(read(t, filepath.Join(dir, pki.CAKeyFile))))
+	key, err := x509.ParsePKCS8PrivateKey(keyBlock.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	caBlock, _ := pem.Decode([]byte(read(t, filepath.Join(dir, pki.CACertFile))))
+	ca, err := x509.ParseCertificate(caBlock.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for fleet, want := range map[string]bool{"ours": false, "theirs": true} {
+		uri, _ := url.Parse("cell://" + fleet + "/cell/a")
+		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+			SerialNumber: big.NewInt(7), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), URIs: []*url.URL{uri},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		}, ca, key.(crypto.Signer).Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, fleet+".crt")
+		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		info, err := pki.Inspect(file, filepath.Join(dir, pki.CACertFile), "", time.Now())
+		if err != nil || strings.Contains(strings.Join(info.Problems, " "), "names the fleet theirs") != want {
+			t.Errorf("%s: %v %v", fleet, info.Problems, err)
+		}
 	}
 }

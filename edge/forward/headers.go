@@ -144,3 +144,23 @@ func reservedDecoded(path string) bool {
 	}
 	return false
 }
+
+// Climbs reports whether a raw path has a dot segment for any server that might read
+// it, percent-encoded once or more.
+func Climbs(raw string) bool {
+	path := raw
+	for range 4 {
+		for _, seg := range strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '\\' }) {
+			seg, _, _ = strings.Cut(seg, ";")
+			if seg == "." || seg == ".." {
+				return true
+			}
+		}
+		dec := lenient(path)
+		if dec == path {
+			return false
+		}
+		path = dec
+	}
+	return false
+}

@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
@@ -56,8 +57,37 @@ func (s *Service) Handler() http.Handler {
 	post("/v1/memory.bulk_set", s.bulkSet)
 	post("/v1/memory.bulk_get", s.bulkGet)
 	mux.HandleFunc("GET /v1/events", s.stream)
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if h, pattern := mux.Handler(r); pattern == "" {
+			s.notServed(w, r, h)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
 }
+
+// notServed answers an unknown path or method, which h would answer in plain text.
+func (s *Service) notServed(w http.ResponseWriter, r *http.Request, h http.Handler) {
+	rec := &statusOnly{header: http.Header{}}
+	h.ServeHTTP(rec, r)
+	p := problem{Type: "about:blank", Status: http.StatusNotFound, Title: "there is no such call", Code: "NO_SUCH_CALL"}
+	if rec.status == http.StatusMethodNotAllowed {
+		p.Status, p.Title, p.Code = rec.status, "the call has another method", "METHOD_NOT_ALLOWED"
+		p.Detail = "want " + rec.header.Get("Allow")
+		w.Header().Set("Allow", rec.header.Get("Allow"))
+	}
+	writeProblem(w, p)
+}
+
+// statusOnly keeps the status and the headers of an answer.
+type statusOnly struct {
+	header http.Header
+	status int
+}
+
+func (s *statusOnly) Header() http.Header         { return s.header }
+func (s *statusOnly) WriteHeader(status int)      { s.status = status }
+func (s *statusOnly) Write(p []byte) (int, error) { return len(p), nil }
 
 func (s *Service) tenantOf(r *http.Request) (cells.TenantID, error) {
 	if a, ok := cells.AdmissionFromContext(r.Context()); ok {
@@ -75,13 +105,18 @@ func (s *Service) call(w http.ResponseWriter, r *http.Request, h func(context.Co
 		s.fail(w, r, err)
 		return
 	}
+	if r.ContentLength > maxBody {
+		// Said before any of it is asked for.
+		s.fail(w, r, tooLarge("a request body may have %d bytes", maxBody))
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			err = &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a request body may have %d bytes", maxBody)}
+		var most *http.MaxBytesError
+		if errors.As(err, &most) {
+			err = tooLarge("a request body may have %d bytes", maxBody)
 		} else {
-			err = fmt.Errorf("%w: reading the body: %w", ErrBadRequest, err)
+			err = fmt.Errorf("%w: the body could not be read", ErrBadRequest)
 		}
 		s.fail(w, r, err)
 		return
@@ -113,7 +148,7 @@ func decode[T any](body []byte) (T, error) {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&v); err != nil {
-		return v, fmt.Errorf("%w: %w", ErrBadRequest, err)
+		return v, fmt.Errorf("%w: %s", ErrBadRequest, malformed(err))
 	}
 	if _, err := dec.Token(); err != io.EOF {
 		return v, fmt.Errorf("%w: there is something behind the JSON object", ErrBadRequest)
@@ -122,6 +157,29 @@ func decode[T any](body []byte) (T, error) {
 }
 
 // problem is the service's own error document (RFC 9457).
+// malformed says in a client's words what is wrong with a body.
+func malformed(err error) string {
+	var typ *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	switch {
+	case errors.Is(err, io.EOF):
+		return "the body is empty; want a JSON object"
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return "the body ends in the middle of its JSON"
+	case errors.As(err, &typ) && typ.Field == "":
+		return "the body is a JSON " + typ.Value + "; want an object"
+	case errors.As(err, &typ):
+		return fmt.Sprintf("%s is a JSON %s of the wrong kind or size", typ.Field, typ.Value)
+	case errors.As(err, &syntax):
+		return fmt.Sprintf("the body is no JSON at byte %d", syntax.Offset)
+	}
+	return strings.TrimPrefix(err.Error(), "json: ")
+}
+
+func tooLarge(format string, args ...any) error {
+	return &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf(format, args...)}
+}
+
 type problem struct {
 	Type    string `json:"type"`
 	Title   string `json:"title"`
@@ -137,9 +195,9 @@ func (s *Service) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p := problem{Type: "about:blank", Status: http.StatusInternalServerError, Title: "the request failed", Code: "INTERNAL"}
 	switch {
 	case errors.As(err, &conflict):
-		p.Status, p.Title, p.Code, p.Detail, p.Version = http.StatusConflict, "the memory is at another version", "VERSION_CONFLICT", err.Error(), &conflict.Have
+		p.Status, p.Title, p.Code, p.Detail, p.Version = http.StatusConflict, "the memory is at another version", "VERSION_CONFLICT", strings.TrimPrefix(err.Error(), "memory: "), &conflict.Have
 	case errors.Is(err, ErrBadRequest):
-		p.Status, p.Title, p.Code, p.Detail = http.StatusBadRequest, "the request is malformed", "BAD_REQUEST", err.Error()
+		p.Status, p.Title, p.Code, p.Detail = http.StatusBadRequest, "the request is malformed", "BAD_REQUEST", strings.TrimPrefix(err.Error(), ErrBadRequest.Error()+": ")
 	case errors.Is(err, ErrNoItem):
 		p.Status, p.Title, p.Code = http.StatusNotFound, "there is no such memory", "NO_SUCH_MEMORY"
 	case cells.AnswerOf(err) != nil:
@@ -164,6 +222,10 @@ func (s *Service) fail(w http.ResponseWriter, r *http.Request, err error) {
 	default:
 		s.log.Error("request failed", "path", r.URL.Path, "err", err)
 	}
+	writeProblem(w, p)
+}
+
+func writeProblem(w http.ResponseWriter, p problem) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(p.Status)
 	_ = json.NewEncoder(w).Encode(p)

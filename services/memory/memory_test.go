@@ -356,3 +356,50 @@ func TestProcessesStartTogether(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// What clients see of a refusal is a problem document in their words.
+func TestRefusalsInClientsWords(t *testing.T) {
+	each(t, func(t *testing.T, base string, _ *memory.Store) {
+		ask := func(method, path, body string) (int, string, string) {
+			t.Helper()
+			req, _ := http.NewRequestWithContext(t.Context(), method, base+path, strings.NewReader(body))
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			var p struct{ Code, Detail string }
+			if err := json.NewDecoder(resp.Body).Decode(&p); err != nil || resp.Header.Get("Content-Type") != "application/problem+json" {
+				t.Fatalf("%s %s: %v, %s", method, path, err, resp.Header.Get("Content-Type"))
+			}
+			return resp.StatusCode, p.Code, p.Detail
+		}
+		big := `"` + strings.Repeat("x", memory.MaxValue) + `"`
+		for _, c := range []struct {
+			method, path, body string
+			status             int
+			code, detail       string
+		}{
+			{"POST", "/v1/memory.set", "", 400, "BAD_REQUEST", "the body is empty"},
+			{"POST", "/v1/memory.set", "[]", 400, "BAD_REQUEST", "the body is a JSON array; want an object"},
+			{"POST", "/v1/memory.set", `{"namespace":5}`, 400, "BAD_REQUEST", "namespace is a JSON number"},
+			{"POST", "/v1/memory.set", `{"namespace":"n"`, 400, "BAD_REQUEST", "ends in the middle"},
+			{"POST", "/v1/memory.set", `{"nope":1}`, 400, "BAD_REQUEST", `unknown field "nope"`},
+			{"POST", "/v1/memory.set", `{"namespace":"n","key":"k"}`, 400, "BAD_REQUEST", "n/k has no value"},
+			{"POST", "/v1/memory.set", `{"namespace":"n","key":"k","value":` + big + `}`, 413, "TOO_LARGE", "at most 1048576"},
+			{"POST", "/v1/memory.set", strings.Repeat(" ", 16<<20+1), 413, "TOO_LARGE", "16777216"},
+			{"GET", "/v1/memory.set", "", 405, "METHOD_NOT_ALLOWED", "want POST"},
+			{"POST", "/v1/nothing", "", 404, "NO_SUCH_CALL", ""},
+		} {
+			status, code, detail := ask(c.method, c.path, c.body)
+			if status != c.status || code != c.code || !strings.Contains(detail, c.detail) {
+				t.Errorf("%s %s %.20q: %d %s %q", c.method, c.path, c.body, status, code, detail)
+			}
+			for _, leak := range []string{"memory: ", "cells: ", "memory.Write", "EOF", "Go "} {
+				if strings.Contains(detail, leak) {
+					t.Errorf("%s %.20q leaks %q: %s", c.path, c.body, leak, detail)
+				}
+			}
+		}
+	})
+}

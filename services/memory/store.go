@@ -82,8 +82,11 @@ func (s *Store) Write(ctx context.Context, tenant cells.TenantID, typ string, wr
 			return nil, fmt.Errorf("%w: %s/%s is named twice", ErrBadRequest, w.Namespace, w.Key)
 		}
 		named[w.Ref] = true
-		if !w.Delete && (len(w.Value) == 0 || len(w.Value) > MaxValue) {
-			return nil, fmt.Errorf("%w: value of %s/%s has %d bytes; 1 to %d are allowed", ErrBadRequest, w.Namespace, w.Key, len(w.Value), MaxValue)
+		if !w.Delete && len(w.Value) == 0 {
+			return nil, fmt.Errorf("%w: %s/%s has no value", ErrBadRequest, w.Namespace, w.Key)
+		}
+		if !w.Delete && len(w.Value) > MaxValue {
+			return nil, tooLarge("the value of %s/%s has %d bytes; at most %d are allowed", w.Namespace, w.Key, len(w.Value), MaxValue)
 		}
 	}
 	var out []Item

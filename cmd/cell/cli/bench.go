@@ -41,6 +41,14 @@ The pause is given twice: as the driver measures it, and as the longest wait for
 an answer that a client had during the cut.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if store != fleet.StoreSQLite && store != fleet.StorePostgres {
+				return usagef("--store: %q; want %s or %s", store, fleet.StoreSQLite, fleet.StorePostgres)
+			}
+			for name, n := range map[string]int{"rows": run.Rows, "size": run.Size, "clients": run.Clients, "moves": run.Moves, "replicas": replicas} {
+				if n < 1 {
+					return usagef("--%s %d: want at least 1", name, n)
+				}
+			}
 			rep, err := a.benchMove(cmd.Context(), store, replicas, run)
 			if rep != nil && len(rep.Moves) > 0 {
 				if perr := a.print(rep, func(w io.Writer) error { return printMoveReport(w, store, rep) }); perr != nil {
@@ -55,6 +63,7 @@ an answer that a client had during the cut.`,
 	}
 	f := c.Flags()
 	f.StringVar(&store, "store", fleet.StoreSQLite, "sqlite or postgres")
+	completeStore(c)
 	f.IntVar(&run.Rows, "rows", 100_000, "rows of the moving tenant")
 	f.IntVar(&run.Size, "size", 200, "bytes of a row's value")
 	f.IntVar(&run.Clients, "clients", 16, "clients of the moving tenant")
@@ -63,6 +72,10 @@ an answer that a client had during the cut.`,
 	f.IntVar(&run.OtherPerCell, "others", 2, "other tenants in each cell")
 	f.IntVar(&replicas, "replicas", 1, "processes of each cell")
 	return c
+}
+
+func completeStore(c *cobra.Command) {
+	_ = c.RegisterFlagCompletionFunc("store", cobra.FixedCompletions([]string{fleet.StoreSQLite, fleet.StorePostgres}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func (a *app) benchMove(ctx context.Context, store string, replicas int, run load.MoveRun) (*load.MoveReport, error) {

@@ -4,13 +4,17 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/cmd/cell/fleet"
 	"github.com/cloister-dev/cloister/cmd/cell/load"
 	"github.com/cloister-dev/cloister/directory/api"
@@ -60,6 +64,9 @@ command. In it {listen}, {store}, {dsn}, {cell}, {version} and {state} are repla
 				return &usageError{err}
 			}
 			if fl.Changed("replicas") {
+				if replicas < 1 {
+					return usagef("--replicas %d: want 1 to 16", replicas)
+				}
 				for i := range cfg.Cells {
 					cfg.Cells[i].Replicas = replicas
 				}
@@ -78,8 +85,10 @@ command. In it {listen}, {store}, {dsn}, {cell}, {version} and {state} are repla
 	f.IntVar(&replicas, "replicas", 1, "processes of each cell")
 	f.StringVar(&defaultCell, "default-cell", "", "cell that serves tenants without a route; default: none does")
 	f.StringVar(&service, "service", "", "the command that runs the service in every cell")
-	f.BoolVar(&demo, "demo", false, "do the main job once: place two tenants, use them, move one under load")
+	f.BoolVar(&demo, "demo", false, "do the main job once: place four tenants, use them, move one under load, remove them")
 	f.BoolVar(&exit, "exit", false, "with --demo: end after it")
+	completeStore(c)
+	c.AddCommand(a.devKillCmd())
 	return c
 }
 
@@ -122,8 +131,8 @@ func (a *app) dev(ctx context.Context, cfg fleet.Config, demo, exit bool) error 
 }
 
 func (a *app) nextSteps(w io.Writer, f *fleet.Fleet) error {
-	cells := f.Info.Cells
-	other := cells[len(cells)-1]
+	names := f.Info.Cells
+	other := names[len(names)-1]
 	prefix := "cell"
 	if a.stateDir != ".cell" {
 		prefix = "cell --fleet " + a.stateDir
@@ -141,7 +150,7 @@ Try next, in another terminal:
   %[4]s explain acme
 
 Ctrl-C stops everything.
-`, f.Info.Name, f.Info.Edge, f.Layout.Logs(), prefix, cells[0], other)
+`, f.Info.Name, f.Info.Edge, f.Layout.Logs(), prefix, names[0], other)
 	return err
 }
 
@@ -172,6 +181,7 @@ func (a *app) demo(ctx context.Context, f *fleet.Fleet, step func(string)) error
 		return err
 	}
 	step(fmt.Sprintf("first request served: tenant %s in %s", first.Tenant, names[0]))
+	step("three more tenants: one that moves under load, and one in each cell that must not notice")
 	rep, err := load.MoveRun{Edge: f.Info.Edge, Cells: [2]string{names[0], names[1]}, Rows: 5000, Size: 200, Clients: 8, Moves: 2,
 		OtherPerCell: 1, OtherClients: 1, Mover: mover, OnStep: step}.Run(ctx)
 	if err != nil {
@@ -186,5 +196,49 @@ func (a *app) demo(ctx context.Context, f *fleet.Fleet, step func(string)) error
 	if !rep.Clean() {
 		return fmt.Errorf("something failed or was lost")
 	}
+	mine := append([]string{first.Tenant}, rep.Tenants...)
+	for _, t := range mine {
+		if _, err := cl.DeleteTenant(ctx, cells.TenantID(t), "demo"); err != nil {
+			step(fmt.Sprintf("tenant %s of the demo stays: %v; remove it with: cell tenants delete %s", t, err, t))
+		}
+	}
+	step(fmt.Sprintf("the demo's %d tenants are removed again", len(mine)))
 	return nil
+}
+
+func (a *app) devKillCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "kill PROCESS",
+		Short: "End one process of the fleet as a crash does, to see what happens",
+		Long: `End one process of a running cell dev with SIGKILL. It is started again. The
+processes are directory, edge, CELL-N for each process of a cell, and CELL-postgres
+for its private database server. Only this fleet's processes are touched.`,
+		Example: "  cell dev kill cell-a-1\n  cell dev kill cell-a-postgres",
+		Args:    cobra.ExactArgs(1),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			info, err := fleet.ReadInfo(a.stateDir)
+			if err != nil || len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			procs, _ := info.Processes()
+			return slices.Sorted(maps.Keys(procs)), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			info, err := fleet.ReadInfo(a.stateDir)
+			if err != nil {
+				return err
+			}
+			pid, err := info.Kill(args[0])
+			if errors.Is(err, fleet.ErrNoProcess) {
+				return &usageError{err}
+			}
+			if err != nil {
+				return err
+			}
+			return a.print(map[string]any{"killed": args[0], "pid": pid}, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "killed %s (pid %d); it is started again: cell cells\n", args[0], pid)
+				return err
+			})
+		},
+	}
 }

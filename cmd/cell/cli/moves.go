@@ -281,6 +281,9 @@ func (a *app) movesCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use: "moves", Short: "List moves, newest first", Args: cobra.NoArgs,
 		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
+			if q.Limit < 1 {
+				return usagef("--limit %d: want at least 1", q.Limit)
+			}
 			q.Tenant, q.State = cells.TenantID(tenant), api.MoveState(strings.ToUpper(state))
 			list, err := cl.Moves(ctx, q)
 			if err != nil {
@@ -307,7 +310,7 @@ func (a *app) movesRollbackCmd() *cobra.Command {
 	var reason string
 	var yes bool
 	c := &cobra.Command{
-		Use: "rollback MOVE", Short: "Give a move up before its cut is decided; the source serves on", Args: cobra.ExactArgs(1),
+		Use: "rollback MOVE", Short: "Give a move up before its cut is decided; the source serves on", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeMoves,
 		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
 			if err := a.confirm(yes, "Give up move "+args[0]+"?"); err != nil {
 				return err
@@ -324,6 +327,39 @@ func (a *app) movesRollbackCmd() *cobra.Command {
 	return c
 }
 
+// completeMoves asks the directory for moves, newest first.
+func (a *app) completeMoves(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
+	defer cancel()
+	var out []string
+	if cl, err := a.client(); err == nil {
+		if list, err := cl.Moves(ctx, client.MoveQuery{Limit: 100}); err == nil {
+			for _, m := range list.Moves {
+				if strings.HasPrefix(string(m.ID), prefix) {
+					out = append(out, string(m.ID))
+				}
+			}
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// pairValue writes a value of a JSON document for people.
+func pairValue(v any) string {
+	list, ok := v.([]any)
+	if !ok {
+		return fmt.Sprint(v)
+	}
+	out := make([]string, len(list))
+	for i, x := range list {
+		out[i] = fmt.Sprint(x)
+	}
+	return dash(strings.Join(out, ", "))
+}
+
 func printPairs(w io.Writer, doc map[string]any) error {
 	keys := make([]string, 0, len(doc))
 	for k := range doc {
@@ -332,7 +368,7 @@ func printPairs(w io.Writer, doc map[string]any) error {
 	sort.Strings(keys)
 	var rows [][]string
 	for _, k := range keys {
-		rows = append(rows, []string{k, fmt.Sprint(doc[k])})
+		rows = append(rows, []string{k, pairValue(doc[k])})
 	}
 	return table(w, rows)
 }

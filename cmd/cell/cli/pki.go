@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -189,17 +190,18 @@ func (a *app) pkiShow(folder func() string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(info, func(w io.Writer) error {
+			err = a.print(info, func(w io.Writer) error {
 				fmt.Fprintf(w, "identity     %s\nserial       %s\nissuer       %s\nvalid        %s to %s\nclient       %t\nserver       %t\nsha256       %s\n",
 					dash(info.Identity), info.Serial, info.Issuer, info.NotBefore.Format(time.RFC3339), info.NotAfter.Format(time.RFC3339), info.Client, info.Server, info.SHA256)
 				for _, p := range info.Problems {
 					fmt.Fprintf(w, "PROBLEM      %s\n", p)
 				}
-				if len(info.Problems) > 0 {
-					return fmt.Errorf("%s would be refused", args[0])
-				}
 				return nil
 			})
+			if err == nil && len(info.Problems) > 0 {
+				err = fmt.Errorf("%s would be refused: %s", args[0], strings.Join(info.Problems, "; "))
+			}
+			return err
 		},
 	}
 }

@@ -58,7 +58,7 @@ func receiptOf(ctx context.Context, cl *client.Client, id cells.MoveID) (*receip
 func (a *app) movesShowCmd() *cobra.Command {
 	var follow, only bool
 	c := &cobra.Command{
-		Use: "show MOVE", Short: "Show one move with its steps and its receipt", Args: cobra.ExactArgs(1),
+		Use: "show MOVE", Short: "Show one move with its steps and its receipt", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeMoves,
 		Long: `Show one move: its steps and, once it is over, what its receipt says: how it ended,
 what was compared, what it cost, who asked for it, and whether rows were removed.
 

@@ -10,7 +10,9 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -60,6 +62,7 @@ func Main(ctx context.Context, version string, args []string, in io.Reader, out,
 	defer stop()
 	a := &app{in: in, out: out, err: errw, version: version}
 	root := a.root()
+	a.json = slices.Contains(args, "--json") // known before the flags are read: an error of theirs is JSON as well
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
@@ -72,7 +75,7 @@ func (a *app) report(err error) int {
 	var usage *usageError
 	code := ExitFailed
 	switch {
-	case errors.As(err, &usage):
+	case errors.As(err, &usage), wrongLine(err):
 		code = ExitUsage
 	case isUnknownOutcome(err):
 		code = ExitUnknown
@@ -84,14 +87,14 @@ func (a *app) report(err error) int {
 		code = ExitRefused
 	}
 	if a.json {
-		doc := map[string]any{"error": err.Error(), "exit": code}
+		doc := map[string]any{"error": wording(err), "exit": code}
 		if ans := cells.AnswerOf(err); ans != nil {
 			doc["code"], doc["retry"] = ans.Code, ans.Code.Retry()
 		}
 		_ = writeJSON(a.err, doc)
 		return code
 	}
-	fmt.Fprintf(a.err, "cell: %v\n", err)
+	fmt.Fprintf(a.err, "cell: %s\n", wording(err))
 	if code == ExitUsage {
 		fmt.Fprintln(a.err, "cell: see --help")
 	}
@@ -99,6 +102,30 @@ func (a *app) report(err error) int {
 		fmt.Fprintln(a.err, "cell: the change may have been made; look (cell which, cell moves) before you repeat it")
 	}
 	return code
+}
+
+// wrongLine recognises what cobra itself says of a command line.
+func wrongLine(err error) bool {
+	for _, begin := range []string{"required flag(s) ", "unknown command ", "unknown flag", "if any flags in the group ", "at least one of the flags in the group "} {
+		if strings.HasPrefix(err.Error(), begin) {
+			return true
+		}
+	}
+	return false
+}
+
+// wording is the error without the names of sentinels, which say nothing to people.
+func wording(err error) string {
+	return strings.NewReplacer(cells.ErrInvalid.Error()+": ", "", cells.ErrUnavailable.Error()+": ", "").Replace(err.Error())
+}
+
+// tenantArg checks a tenant's id as the directory does.
+func tenantArg(s string) (cells.TenantID, error) {
+	t := cells.TenantID(s)
+	if err := t.Validate(); err != nil {
+		return "", &cells.Answer{Code: cells.CodeInvalidTenant, Detail: wording(err)}
+	}
+	return t, nil
 }
 
 func (a *app) root() *cobra.Command {
@@ -148,9 +175,21 @@ through its state folder (--fleet, $CELL_FLEET_DIR, default .cell).`,
 	add("tenants", a.cellsCmd(), a.placeCmd(), a.whichCmd(), a.tenantsCmd(), a.explainCmd())
 	add("moves", a.moveCmd(), a.preflightCmd(), a.movesCmd(), a.campaignCmd(), a.rebalanceCmd(), a.budgetCmd())
 	add("servers", a.directoryCmd(), a.routerCmd(), a.sidecarCmd(), a.tableCmd())
-	root.AddCommand(a.docsCmd())
+	root.AddCommand(a.docsCmd(), a.versionCmd())
 	wrapArgs(root)
 	return root
+}
+
+func (a *app) versionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Show the version", Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return a.print(map[string]string{"version": a.version}, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, "cell", a.version)
+				return err
+			})
+		},
+	}
 }
 
 // wrapArgs makes every command's argument errors usage errors.
@@ -181,6 +220,9 @@ func actor() string {
 		if v := os.Getenv(k); v != "" {
 			return v
 		}
+	}
+	if u, err := user.Current(); err == nil && u.Username != "" {
+		return u.Username
 	}
 	return fmt.Sprintf("uid-%d", os.Getuid())
 }

@@ -61,7 +61,7 @@ with TLS. The admin listener has health, metrics and explain, and no credential.
 	f.StringVar(&routesURL, "routes", "", "address of the routing table to read ("+open.Help+"); default: what the directory serves")
 	f.StringVar(&state, "state", "edge", "folder of the signed snapshots; each edge has its own")
 	f.StringVar(&keyFile, "admission-key-file", "", "the fleet's admission key, hexadecimal; also signs the snapshots")
-	f.StringVar(&extractors, "extractors", `[{"header":"X-Tenant"}]`, "how to find a request's tenant: a list in YAML or JSON")
+	f.StringVar(&extractors, "extractors", `[{"header":"X-Tenant"},{"path":"/t/{tenant}/","strip":true}]`, "how to find a request's tenant: a list in YAML or JSON")
 	f.StringVar(&extractorsFile, "extractors-file", "", "the same, from a file")
 	f.StringVar(&defaultCell, "default-cell", "", "cell that serves tenants without a route; default: none does")
 	f.IntVar(&cfg.Hold.Requests, "hold-count", 0, "how many requests may wait for moves at once; 0 is the default")

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -111,11 +112,20 @@ func (a *app) cellsCmd() *cobra.Command {
 				rows = append(rows, r)
 			}
 			return a.print(rows, func(w io.Writer) error {
-				lines := [][]string{{"CELL", "STATE", "VERSION", "TENANTS", "QUOTA", "READY", "JURISDICTION", "NOTES"}}
+				lines := [][]string{{"CELL", "STATE", "VERSION", "TENANTS", "QUOTA", "READY", "PID", "SINCE", "JURISDICTION", "NOTES"}}
 				for _, r := range rows {
-					ready := 0
-					var notes []string
+					ready, there := 0, 0
+					var notes, pids []string
+					var since time.Time // the youngest: a restart shows
 					for _, m := range r.Members {
+						if m.Replaced {
+							continue
+						}
+						there++
+						pids = append(pids, strconv.Itoa(m.PID))
+						if m.Since.After(since) {
+							since = m.Since
+						}
 						if m.Ready && m.Live {
 							ready++
 						} else if m.Reason != "" {
@@ -133,7 +143,7 @@ func (a *app) cellsCmd() *cobra.Command {
 						notes = append(notes, "default cell")
 					}
 					lines = append(lines, []string{string(r.ID), state, dash(r.Version), strconv.FormatInt(r.Tenants, 10), quota,
-						fmt.Sprintf("%d/%d", ready, len(r.Members)), dash(r.Jurisdiction), dash(strings.Join(notes, "; "))})
+						fmt.Sprintf("%d/%d", ready, there), dash(strings.Join(pids, ",")), ago(since), dash(r.Jurisdiction), dash(strings.Join(notes, "; "))})
 				}
 				return table(w, lines)
 			})
@@ -279,7 +289,11 @@ func (a *app) whichCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "which TENANT", Short: "Say which cell a tenant is in", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
 		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
-			t, err := cl.Tenant(ctx, cells.TenantID(args[0]))
+			id, err := tenantArg(args[0])
+			if err != nil {
+				return err
+			}
+			t, err := cl.Tenant(ctx, id)
 			if err != nil {
 				return err
 			}
@@ -312,6 +326,15 @@ func (a *app) tenantsCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use: "tenants", Short: "List the tenants and their cells", Args: cobra.NoArgs,
 		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
+			if cell != "" {
+				list, err := cl.Cells(ctx)
+				if err != nil {
+					return err
+				}
+				if !slices.ContainsFunc(list, func(c api.Cell) bool { return string(c.ID) == cell }) {
+					return &cells.Answer{Code: cells.CodeNotFound, Detail: "there is no cell " + cell}
+				}
+			}
 			q := client.TenantQuery{Cell: cells.CellID(cell), Deleted: deleted}
 			routes := []cells.TenantRoute{}
 			for {
@@ -359,7 +382,11 @@ func (a *app) tenantDeleteCmd() *cobra.Command {
 			if err := a.confirm(yes, "Deleting "+args[0]+" removes its rows for good."); err != nil {
 				return err
 			}
-			d, err := cl.DeleteTenant(ctx, cells.TenantID(args[0]), actor())
+			id, err := tenantArg(args[0])
+			if err != nil {
+				return err
+			}
+			d, err := cl.DeleteTenant(ctx, id, actor())
 			if err != nil {
 				return err
 			}

@@ -51,10 +51,17 @@ type Info struct {
 // ErrNoFleet says that no fleet keeps its state in the folder.
 var ErrNoFleet = errors.New("no fleet here; start one with: cell dev")
 
-// ReadInfo reads what cell dev wrote. [ErrNoFleet] when there is none.
+// ErrStopped says that the folder's fleet does not run.
+var ErrStopped = errors.New("the fleet is stopped")
+
+// ReadInfo reads what cell dev wrote. [ErrNoFleet] when there is none, [ErrStopped]
+// when it has ended since.
 func ReadInfo(dir string) (Info, error) {
 	b, err := os.ReadFile(Layout{dir}.Info())
 	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(Layout{dir}.lock()); err == nil {
+			return Info{}, fmt.Errorf("%w; start it with: cell dev --fleet %s", ErrStopped, dir)
+		}
 		return Info{}, fmt.Errorf("%s: %w", dir, ErrNoFleet)
 	}
 	if err != nil {
@@ -63,6 +70,9 @@ func ReadInfo(dir string) (Info, error) {
 	var i Info
 	if err := json.Unmarshal(b, &i); err != nil {
 		return Info{}, fmt.Errorf("%s is damaged (%w); start the fleet again", Layout{dir}.Info(), err)
+	}
+	if i.PID > 0 && errors.Is(syscall.Kill(i.PID, 0), syscall.ESRCH) {
+		return Info{}, fmt.Errorf("%w; start it with: cell dev --fleet %s", ErrStopped, dir)
 	}
 	return i, nil
 }

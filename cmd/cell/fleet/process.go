@@ -20,10 +20,10 @@ import (
 const processMark = "CELL_DEV_PROCESS="
 
 // Processes returns the running processes of the fleet that info describes, by
-// name. [ErrNoFleet] when the process that started it is gone.
+// name. [ErrStopped] when the process that started it is gone.
 func (i Info) Processes() (map[string]int, error) {
 	if err := syscall.Kill(i.PID, 0); err != nil {
-		return nil, ErrNoFleet
+		return nil, ErrStopped
 	}
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

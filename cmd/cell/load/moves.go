@@ -65,12 +65,14 @@ type MoveRun struct {
 
 // MoveReport is what came of a run.
 type MoveReport struct {
-	Rows    int     `json:"rows"`
-	Size    int     `json:"row_bytes"`
-	Clients int     `json:"clients"`
-	Moves   []Moved `json:"moves"`
-	Moving  Tally   `json:"moving_tenant"`
-	Others  Tally   `json:"other_tenants"`
+	// Tenants are those that were placed for it; they stay.
+	Tenants []string `json:"tenants"`
+	Rows    int      `json:"rows"`
+	Size    int      `json:"row_bytes"`
+	Clients int      `json:"clients"`
+	Moves   []Moved  `json:"moves"`
+	Moving  Tally    `json:"moving_tenant"`
+	Others  Tally    `json:"other_tenants"`
 	// Events seen by a subscriber of the moving tenant; Gaps and Repeats must be 0.
 	Events      uint64        `json:"events"`
 	Gaps        int           `json:"event_gaps"`
@@ -100,6 +102,7 @@ func (m MoveRun) Run(ctx context.Context) (*MoveReport, error) {
 	if err := m.Mover.Place(ctx, moving.Tenant, m.Cells[0]); err != nil {
 		return rep, err
 	}
+	rep.Tenants = append(rep.Tenants, moving.Tenant)
 	var others []*Hammer
 	for _, cell := range m.Cells {
 		for j := range m.OtherPerCell {
@@ -107,6 +110,7 @@ func (m MoveRun) Run(ctx context.Context) (*MoveReport, error) {
 			if err := m.Mover.Place(ctx, c.Tenant, cell); err != nil {
 				return rep, err
 			}
+			rep.Tenants = append(rep.Tenants, c.Tenant)
 			others = append(others, &Hammer{Client: c, Clients: m.OtherClients, Keys: 20, Pause: 10 * time.Millisecond})
 		}
 	}
