@@ -2,8 +2,8 @@
 (***************************************************************************)
 (* SPDX-License-Identifier: Apache-2.0                                     *)
 (*                                                                         *)
-(* How one tenant is placed, moved, rolled back and deleted, while it is   *)
-(* written to, by drivers that sleep, crash and repeat themselves, over    *)
+(* How one tenant is placed, moved, rolled back, moved back without a      *)
+(* copy, and deleted, while it is written to, by drivers that sleep, crash and repeat themselves, over    *)
 (* messages that arrive late, again, or never.                             *)
 (*                                                                         *)
 (* The parties: the routing table (compare-and-set, never fails), drivers, *)
@@ -30,6 +30,7 @@ CONSTANTS
     MaxMoves,    \* how many moves may begin
     MaxWrites,   \* how many writes may be acknowledged in one life of the tenant
     MaxDeletes,  \* how many times the tenant may be deleted
+    Undo,        \* whether moves ask for an undo window; an undo itself does not
     Weak         \* the names of the rules that are broken; {} is the protocol
 
 ASSUME Default \in Cells \cup {NoCell}
@@ -43,6 +44,8 @@ VARIABLES
     tx,       \* a transaction that was admitted and has not committed
     data,     \* at each cell: the writes in its rows, which are also its outbox
     imp,      \* at each cell: how far an import is, durable
+    cap,      \* at each cell: the way back that it captures: of which move, from behind which write
+    kept,     \* at each cell: the move whose source it was, whose rows nobody has removed
     seq,      \* at each cell: the last event_seq given out there
     pub,      \* at each cell: the last event_seq recorded as published; travels with the rows
     relay,    \* at each cell: whether events (L4) are paused, by which order; a publication at work
@@ -53,12 +56,13 @@ VARIABLES
 
 tableVars == <<route, drv, sent, life, begun>>
 procVars  == <<shut, tx>>
-rowVars   == <<data, imp, seq, pub>>
-vars == <<route, drv, sent, fence, shut, tx, data, imp, seq, pub, relay, given, outside, life, begun>>
+rowVars   == <<data, imp, cap, kept, seq, pub>>
+vars == <<route, drv, sent, fence, shut, tx, data, imp, cap, kept, seq, pub, relay, given, outside, life, begun>>
 
 NoMove == 0
 NoTx   == [cell |-> NoCell, epoch |-> 0]
 Idle   == -1
+NoCapture == [move |-> NoMove, from |-> 0]
 Max(a, b) == IF a > b THEN a ELSE b
 Min(a, b) == IF a < b THEN a ELSE b
 
@@ -66,34 +70,44 @@ Min(a, b) == IF a < b THEN a ELSE b
 (* Rows and what they ask for *)
 
 Absent == [st |-> "ABSENT", cell |-> NoCell, epoch |-> 0, floor |-> 0, move |-> NoMove, src |-> NoCell,
-           tgt |-> NoCell, base |-> 0, mark |-> 0, res |-> {}, rev |-> 0]
+           tgt |-> NoCell, base |-> 0, mark |-> 0, undoes |-> NoMove, res |-> {}, rev |-> 0]
+
+(* An entry of the residue. held: the cell keeps its rows, the changes of back flow to it. *)
+Entry(c, e, m, held, back) == [cell |-> c, epoch |-> e, move |-> m, held |-> held, back |-> back]
+LetGo(res) == {[x EXCEPT !.held = FALSE] : x \in res}
 
 Nobody  == [row |-> Absent, awake |-> FALSE, k |-> 0, mark |-> 0]
 Know(r) == [row |-> r, awake |-> TRUE, k |-> 0, mark |-> 0]
 
 (* An order. kind: open and close a fence; pause and start events; import rows of *)
 (* src as they were at any time of the move; finish: import them as they are once *)
-(* the source is fenced, verify, and take no import after it; discard rows.       *)
+(* the source is fenced, verify, and take no import after it; discard rows; return *)
+(* what src has taken since the move to the cell that keeps the rows; adopt that   *)
+(* cell as the target of an undo.                                                 *)
 Order(kind, c, e, f, m, mark, src) ==
     [kind |-> kind, cell |-> c, epoch |-> e, floor |-> f, move |-> m, mark |-> mark, src |-> src]
 
 Preparing(r) == r.st = "ACTIVE" /\ r.move # NoMove
+Removable(r) == {x \in r.res : ~x.held \/ "discardHeld" \in Weak}
 Settled(r)   == r.st = "ACTIVE" /\ r.move = NoMove
 
-ClaimTarget(r) == Order("close", r.tgt, r.base + 1, 0, r.move, 0, NoCell)
-ImportOf(r)    == Order("import", r.tgt, r.base + 1, 0, r.move, 0, r.src)
-CloseOf(r)     == Order("close", r.cell, r.epoch, 0, r.move, 0, NoCell)
+ClaimTarget(r) == IF r.undoes = NoMove THEN Order("close", r.tgt, r.base + 1, 0, r.move, 0, NoCell)
+                  ELSE Order("adopt", r.tgt, r.base + 1, 0, r.move, r.undoes, r.src)
+ImportOf(r)    == Order("import", r.tgt, r.base + 1, 0, r.move, r.undoes, r.src)
+CloseOf(r)     == Order("close", r.cell, r.epoch, 0, r.move, 0, r.cell)
 PauseOf(r)     == Order("pause", r.cell, r.epoch, 0, r.move, 0, NoCell)
-FinishOf(r)    == Order("finish", r.tgt, r.base + 1, 0, r.move, 0, r.src)
+FinishOf(r)    == Order("finish", r.tgt, r.base + 1, 0, r.move, r.undoes, r.src)
 StartOf(r)     == Order("start", r.cell, r.epoch, 0, r.move, r.mark, NoCell)
 OpenOf(r)      == Order("open", r.cell, r.epoch, r.floor, r.move, 0, NoCell)
+ReturnOf(x)    == Order("return", x.cell, x.epoch, 0, x.move, 0, x.back)
 DiscardOf(x)   == Order("discard", x.cell, x.epoch, 0, x.move, 0, NoCell)
 EndOf(r)       == LET x == CHOOSE y \in r.res : y.cell = r.cell
                   IN  Order("close", r.cell, r.epoch, 0, x.move, 0, NoCell)
 
 Orders(r) ==
     CASE Preparing(r)         -> {ClaimTarget(r), ImportOf(r)}
-      [] Settled(r)           -> {StartOf(r), OpenOf(r)} \cup {DiscardOf(x) : x \in r.res}
+      [] Settled(r)           -> {StartOf(r), OpenOf(r)} \cup {DiscardOf(x) : x \in Removable(r)}
+                                 \cup {ReturnOf(x) : x \in {y \in r.res : y.held}}
       [] r.st = "COPYING"     -> {CloseOf(r), PauseOf(r), FinishOf(r)}
                                  \cup (IF "openBeforeDecide" \in Weak
                                        THEN {Order("open", r.tgt, r.base + 2, r.base + 2, r.move, 0, NoCell)} ELSE {})
@@ -133,14 +147,16 @@ ApplyOpen(o) ==
        \/ o.epoch = fence[o.cell].epoch /\ fence[o.cell].open
     /\ fence' = IF o.epoch = fence[o.cell].epoch /\ fence[o.cell].open THEN fence
                 ELSE [fence EXCEPT ![o.cell] = Reopened(@, o)]
-    /\ UNCHANGED <<rowVars, relay>>
+    /\ kept' = IF fence' = fence THEN kept ELSE [kept EXCEPT ![o.cell] = NoMove]
+    /\ UNCHANGED <<data, imp, cap, seq, pub, relay>>
 
 ApplyClose(o) ==
     /\ \/ o.epoch > fence[o.cell].epoch
        \/ "fenceTakesOlder" \in Weak
        \/ HeldAt(o.cell, o.epoch, o.move)
     /\ fence' = [fence EXCEPT ![o.cell] = ClosedAt(o)]
-    /\ UNCHANGED <<rowVars, relay>>
+    /\ kept' = IF o.src = o.cell /\ ~HeldAt(o.cell, o.epoch, o.move) THEN [kept EXCEPT ![o.cell] = o.move] ELSE kept
+    /\ UNCHANGED <<data, imp, cap, seq, pub, relay>>
 
 (* Waits for a publication that is at work. *)
 ApplyPause(o) ==
@@ -156,7 +172,7 @@ ApplyStart(o) ==
     /\ o.epoch >= fence[o.cell].epoch /\ o.epoch >= relay[o.cell].epoch
     /\ relay' = [relay EXCEPT ![o.cell].paused = FALSE, ![o.cell].epoch = o.epoch]
     /\ seq' = [seq EXCEPT ![o.cell] = Max(@, o.mark)]
-    /\ UNCHANGED <<fence, data, imp, pub>>
+    /\ UNCHANGED <<fence, data, imp, cap, kept, pub>>
 
 (* The first upto writes of the source replace what the import has brought. It is *)
 (* refused once the fence has passed the move, once the import is finished, and   *)
@@ -170,10 +186,42 @@ ApplyImport(o, upto, done) ==
     /\ HeldAt(c, o.epoch, o.move) \/ "importWithoutFence" \in Weak
     /\ \/ "importWithoutProgress" \in Weak
        \/ IF mine THEN ~i.done /\ upto >= i.upto ELSE data[c] = {}
-    /\ data' = [data EXCEPT ![c] = {<<life, j>> : j \in 1 .. upto}]
+    \* An undo goes on from what is there; a copy begins with nothing.
+    /\ data' = [data EXCEPT ![c] = IF mine /\ o.mark # NoMove THEN @ \cup {<<life, j>> : j \in i.upto + 1 .. upto}
+                                   ELSE {<<life, j>> : j \in 1 .. upto}]
     /\ pub'  = [pub EXCEPT ![c] = Min(upto, pub[o.src])]
     /\ imp'  = [imp EXCEPT ![c] = [move |-> o.move, upto |-> upto, done |-> done]]
-    /\ UNCHANGED <<fence, seq, relay>>
+    \* The way back begins where the import ends, while nobody writes.
+    /\ cap'  = IF done /\ Undo /\ o.mark = NoMove
+               THEN [cap EXCEPT ![c] = [move |-> o.move, from |-> IF "captureLate" \in Weak THEN upto + 1 ELSE upto]] ELSE cap
+    /\ UNCHANGED <<fence, kept, seq, relay>>
+
+(* What the owner has taken since the move, up to one write, comes to the cell that keeps *)
+(* its rows. It is refused once the fence has passed the move, or the rows are gone.       *)
+ApplyReturn(o, upto) ==
+    LET c == o.cell
+        from == IF imp[c].move = o.move THEN imp[c].upto ELSE cap[o.src].from
+    IN
+    /\ HeldAt(c, o.epoch, o.move) \/ "returnWithoutFence" \in Weak
+    /\ kept[c] = o.move \/ "returnAfterRemoval" \in Weak
+    /\ cap[o.src].move = o.move
+    /\ upto >= from
+    /\ data' = [data EXCEPT ![c] = @ \cup {<<life, j>> : j \in from + 1 .. upto}]
+    /\ pub'  = [pub EXCEPT ![c] = Max(@, Min(upto, pub[o.src]))]
+    /\ imp'  = [imp EXCEPT ![c] = [move |-> o.move, upto |-> upto, done |-> FALSE]]
+    /\ UNCHANGED <<fence, cap, kept, seq, relay>>
+
+(* The cell that keeps the rows of move o.mark becomes the target of the undo o.move, *)
+(* which goes on where the way back is; if the rows are gone, with a copy.            *)
+ApplyAdopt(o) ==
+    LET c == o.cell IN
+    IF HeldAt(c, o.epoch, o.move) THEN UNCHANGED <<fence, rowVars, relay>>
+    ELSE /\ o.epoch > fence[c].epoch
+         /\ fence' = [fence EXCEPT ![c] = ClosedAt(o)]
+         /\ imp' = IF kept[c] = o.mark \/ "adoptAnything" \in Weak
+                   THEN [imp EXCEPT ![c] = [move |-> o.move, done |-> FALSE, upto |-> IF @.move = o.mark THEN @.upto ELSE cap[o.src].from]]
+                   ELSE imp
+         /\ UNCHANGED <<data, cap, kept, seq, pub, relay>>
 
 (* Raises the fence to the loser's epoch if it is lower, and removes everything, the *)
 (* counter of events too, while it is closed at exactly that epoch and no publication *)
@@ -190,6 +238,8 @@ ApplyDiscard(o) ==
     /\ pub'  = [pub EXCEPT ![c] = 0]
     /\ seq'  = [seq EXCEPT ![c] = 0]
     /\ imp'  = [imp EXCEPT ![c] = [move |-> NoMove, upto |-> 0, done |-> FALSE]]
+    /\ cap'  = [cap EXCEPT ![c] = NoCapture]
+    /\ kept' = [kept EXCEPT ![c] = NoMove]
     /\ relay' = [relay EXCEPT ![c].paused = FALSE]
 
 (* What the source may have been read as: what it held at any time. While an import *)
@@ -231,12 +281,19 @@ Claim(d) == \E c \in Cells :
 Begin(d) == \E b \in Cells :
     /\ Fresh(d, {"ACTIVE"})
     /\ begun < MaxMoves
-    /\ LET r == drv[d].row IN
+    /\ LET r == drv[d].row
+           back == {x \in r.res : x.cell = b /\ (x.held \/ ("undoAfterClose" \in Weak /\ x.back # NoCell))}
+       IN
        /\ r.move = NoMove /\ b # r.cell
-       /\ \A x \in r.res : x.cell # b
        /\ begun' = begun + 1
-       /\ CAS(d, [r EXCEPT !.move = begun', !.src = r.cell, !.tgt = b, !.base = r.epoch, !.mark = 0,
-                           !.res = @ \cup {[cell |-> b, epoch |-> r.epoch + 2, move |-> begun']}])
+       /\ \/ \* A move. A window that is open closes.
+             /\ \A x \in r.res : x.cell # b
+             /\ CAS(d, [r EXCEPT !.move = begun', !.src = r.cell, !.tgt = b, !.base = r.epoch, !.mark = 0,
+                                 !.res = LetGo(@) \cup {Entry(b, r.epoch + 2, begun', FALSE, NoCell)}])
+          \/ \* An undo: to the cell that keeps the rows.
+             \E x \in back :
+             CAS(d, [r EXCEPT !.move = begun', !.src = r.cell, !.tgt = b, !.base = r.epoch, !.mark = 0, !.undoes = x.move,
+                              !.res = LetGo(@ \ {x}) \cup {Entry(b, r.epoch + 2, begun', FALSE, r.cell)}])
     /\ UNCHANGED <<life, given>> /\ Elsewhere
 
 Quiesce(d) ==
@@ -278,13 +335,20 @@ Opened(d) ==
     /\ Fresh(d, {"COMMITTING"}) /\ drv[d].k = 2
     /\ LET r == drv[d].row
            old == {x \in r.res : x.move = r.move}
-           new == IF r.cell = r.tgt THEN [cell |-> r.src, epoch |-> r.base + 1, move |-> r.move]
-                  ELSE [cell |-> r.tgt, epoch |-> r.base + 2, move |-> r.move]
-       IN  CAS(d, [r EXCEPT !.st = "ACTIVE", !.move = NoMove, !.src = NoCell, !.tgt = NoCell, !.base = 0,
+           ask == Undo /\ r.undoes = NoMove
+           new == IF r.cell = r.tgt THEN Entry(r.src, r.base + 1, r.move, ask, IF ask THEN r.tgt ELSE NoCell)
+                  ELSE Entry(r.tgt, r.base + 2, r.move, FALSE, IF r.undoes = NoMove THEN NoCell ELSE r.src)
+       IN  CAS(d, [r EXCEPT !.st = "ACTIVE", !.move = NoMove, !.src = NoCell, !.tgt = NoCell, !.base = 0, !.undoes = NoMove,
                             !.res = (@ \ old) \cup {new}])
     /\ UNCHANGED <<life, begun, given>> /\ Elsewhere
 
-Removed(d) == \E x \in drv[d].row.res :
+(* At any time: an operator, a clock, a way back that is lost. *)
+WindowClosed(d) == \E x \in drv[d].row.res :
+    /\ Fresh(d, {"ACTIVE"}) /\ x.held
+    /\ CAS(d, [drv[d].row EXCEPT !.res = LetGo(@)])
+    /\ UNCHANGED <<life, begun, given>> /\ Elsewhere
+
+Removed(d) == \E x \in Removable(drv[d].row) :
     /\ Fresh(d, {"ACTIVE", "DELETED"}) /\ drv[d].row.move = NoMove
     /\ \/ drv[d].k = 1 /\ drv[d].mark = x.epoch   \* it is this one that d saw removed
        \/ "removedBeforeDiscard" \in Weak
@@ -297,7 +361,7 @@ Delete(d) ==
     /\ begun' = begun + 1   \* the removal needs a name, as a move does
     /\ LET r == drv[d].row IN
        CAS(d, [r EXCEPT !.st = "DELETING", !.epoch = r.epoch + 1, !.floor = r.epoch + 1,
-                        !.res = @ \cup {[cell |-> r.cell, epoch |-> r.epoch + 1, move |-> begun']}])
+                        !.res = LetGo(@) \cup {Entry(r.cell, r.epoch + 1, begun', FALSE, NoCell)}])
     /\ UNCHANGED <<life, given>> /\ Elsewhere
 
 (* The end of a life: what was acknowledged in it is not owed any more. *)
@@ -369,7 +433,7 @@ OpenFence(d) ==
     /\ ApplyOpen(OpenOf(drv[d].row))
     /\ Ack(d, 2, 0) /\ OnlyCell
 
-Discard(d) == \E x \in drv[d].row.res :
+Discard(d) == \E x \in Removable(drv[d].row) :
     /\ drv[d].awake /\ drv[d].k = 0
     /\ Settled(drv[d].row) \/ drv[d].row.st = "DELETED"
     /\ ApplyDiscard(DiscardOf(x))
@@ -388,6 +452,8 @@ Late(o) ==
          [] o.kind = "pause"   -> ApplyPause(o)
          [] o.kind = "start"   -> ApplyStart(o)
          [] o.kind = "discard" -> ApplyDiscard(o)
+         [] o.kind = "adopt"   -> ApplyAdopt(o)
+         [] o.kind = "return"  -> \E n \in Readable : ApplyReturn(o, n)
          [] o.kind = "import"  -> \E n \in Readable : ApplyImport(o, n, FALSE)
          [] o.kind = "finish"  -> /\ fence[o.src].epoch >= o.epoch  \* its sender saw it closed
                                   /\ ApplyImport(o, Len(given), TRUE)
@@ -397,7 +463,9 @@ LateOpenFence   == \E o \in sent : o.kind = "open"    /\ Late(o)
 LateCloseFence  == \E o \in sent : o.kind = "close"   /\ Late(o)
 LatePauseEvents == \E o \in sent : o.kind = "pause"   /\ Late(o)
 LateStartEvents == \E o \in sent : o.kind = "start"   /\ Late(o)
+LateAdopt       == \E o \in sent : o.kind = "adopt"   /\ Late(o)
 Prepare         == \E o \in sent : o.kind = "import"  /\ Late(o)
+Return          == \E o \in sent : o.kind = "return"  /\ Late(o)
 LateFinish      == \E o \in sent : o.kind = "finish"  /\ Late(o)
 LateDiscard     == \E o \in sent : o.kind = "discard" /\ Late(o)
 
@@ -430,7 +498,7 @@ Write ==
     /\ seq'   = [seq EXCEPT ![tx.cell] = @ + 1]
     /\ data'  = [data EXCEPT ![tx.cell] = @ \cup {<<life, Len(given) + 1>>}]
     /\ tx' = NoTx
-    /\ UNCHANGED <<tableVars, fence, shut, imp, pub, relay, outside>>
+    /\ UNCHANGED <<tableVars, fence, shut, imp, cap, kept, pub, relay, outside>>
 
 (* Fenced: nothing is written. *)
 Abort ==
@@ -455,7 +523,7 @@ Published(c) ==
     /\ relay' = [relay EXCEPT ![c].busy = Idle]
     /\ pub'   = [pub EXCEPT ![c] = @ + 1]
     /\ outside' = Reached(c)
-    /\ UNCHANGED <<tableVars, fence, procVars, data, imp, seq, given>>
+    /\ UNCHANGED <<tableVars, fence, procVars, data, imp, cap, kept, seq, given>>
 
 (* The process ends: its gate, its transactions and its publication are gone, the  *)
 (* latter with or without having reached the world. Another one starts from a      *)
@@ -479,6 +547,8 @@ Init ==
     /\ tx = NoTx
     /\ data = [c \in Cells |-> {}]
     /\ imp = [c \in Cells |-> [move |-> NoMove, upto |-> 0, done |-> FALSE]]
+    /\ cap = [c \in Cells |-> NoCapture]
+    /\ kept = [c \in Cells |-> NoMove]
     /\ seq = [c \in Cells |-> 0]
     /\ pub = [c \in Cells |-> 0]
     /\ relay = [c \in Cells |-> [paused |-> FALSE, epoch |-> 0, busy |-> Idle]]
@@ -490,10 +560,10 @@ Init ==
 Next ==
     \/ \E d \in Drivers :
          \/ Claim(d) \/ Begin(d) \/ Quiesce(d) \/ GatesClosed(d) \/ Drained(d) \/ Commit(d) \/ Rollback(d)
-         \/ Opened(d) \/ Removed(d) \/ Delete(d) \/ Deleted(d)
+         \/ Opened(d) \/ WindowClosed(d) \/ Removed(d) \/ Delete(d) \/ Deleted(d)
          \/ Read(d) \/ DriverCrash(d)
          \/ Drain(d) \/ CloseFence(d) \/ PauseEvents(d) \/ Finish(d) \/ StartEvents(d) \/ OpenFence(d) \/ Discard(d)
-    \/ LateOpenFence \/ LateCloseFence \/ LatePauseEvents \/ LateStartEvents \/ Prepare \/ LateFinish \/ LateDiscard
+    \/ LateOpenFence \/ LateCloseFence \/ LatePauseEvents \/ LateStartEvents \/ LateAdopt \/ Prepare \/ Return \/ LateFinish \/ LateDiscard
     \/ Write \/ Abort
     \/ \E c \in Cells : CloseGates(c) \/ Admit(c) \/ Publish(c) \/ Published(c) \/ CellCrash(c)
 
@@ -557,6 +627,17 @@ I4 ==
 (* I5. COMMITTING only goes forward. *)
 I5 == [][route.st = "COMMITTING" /\ route' # route =>
             route'.st = "ACTIVE" /\ route'.cell = route.cell /\ route'.epoch = route.epoch]_route
+
+(* U1. Rows of a cell that takes writes are changed by its own transactions only:  *)
+(* no import, no way back and no removal reaches them, however late it is. With I2, *)
+(* which holds for who is opened by an undo too: an undo loses nothing.             *)
+U1 == [][\A c \in Cells : fence[c].open /\ fence'[c].open /\ data'[c] # data[c] => tx.cell = c]_<<data, fence, tx>>
+
+(* U2. What is held can be undone: the rows are there, and what is missing is captured. *)
+U2 == \A x \in route.res : x.held /\ Settled(route) =>
+        /\ kept[x.cell] = x.move \/ fence[x.cell].epoch > x.epoch
+        /\ cap[x.back].move = x.move
+        /\ kept[x.cell] = x.move => Acked \subseteq data[x.cell] \cup {<<life, j>> : j \in cap[x.back].from + 1 .. Len(given)}
 
 (* I6. At any moment, so after any crash, the row alone says who the one home    *)
 (* is, and names every other cell that may hold rows: nothing is left behind.    *)

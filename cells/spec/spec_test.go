@@ -33,9 +33,9 @@ func TestNames(t *testing.T) {
 	}
 	for _, name := range []string{
 		cells.ActionClaim, cells.ActionBegin, cells.ActionQuiesce, cells.ActionGatesClosed, cells.ActionDrained, cells.ActionCommit,
-		cells.ActionRollback, cells.ActionOpened, cells.ActionRemoved, cells.ActionDelete, cells.ActionDeleted,
+		cells.ActionRollback, cells.ActionOpened, cells.ActionRemoved, cells.ActionDelete, cells.ActionDeleted, cells.ActionWindowClosed,
 		cells.ActionRead, cells.ActionCloseFence, cells.ActionOpenFence, cells.ActionPauseEvents, cells.ActionStartEvents, cells.ActionDiscard,
-		"I1", "I2", "I3", "I4", "I5", "I6",
+		"I1", "I2", "I3", "I4", "I5", "I6", "U1", "U2",
 	} {
 		if !defined(name) {
 			t.Errorf("the model does not define %s", name)
@@ -48,12 +48,12 @@ func TestNames(t *testing.T) {
 		}
 		return b.String()
 	}
-	for k := cells.EventClaim; k <= cells.EventDeleted; k++ {
+	for k := cells.EventClaim; k <= cells.EventWindowClosed; k++ {
 		if !defined(camel(k.String())) {
 			t.Errorf("the model has no action for the event %s", k)
 		}
 	}
-	for k := cells.EffectOpenFence; k <= cells.EffectDiscard; k++ {
+	for k := cells.EffectOpenFence; k <= cells.EffectReturn; k++ {
 		if !defined(camel(k.String())) {
 			t.Errorf("the model has no action for the effect %s", k)
 		}
@@ -129,22 +129,28 @@ func TestWeakenings(t *testing.T) {
 		moves, writes int
 		drivers       string
 		violated      []string
+		undo          bool
 	}{
-		{`"openBeforeDecide"`, 1, 1, "d1", []string{"I1"}},
-		{`"rollbackCommitting"`, 1, 1, "d1", []string{"I1", "I3", "I5"}},
-		{`"casIgnoresRevision"`, 1, 1, "d1, d2", []string{"I1", "I2", "I3", "I4", "I5", "I6"}},
-		{`"removedBeforeDiscard"`, 1, 1, "d1", []string{"I6"}},
-		{`"fenceTakesOlder"`, 1, 1, "d1", []string{"I1", "I3"}},
-		{`"floorKept"`, 1, 1, "d1", []string{"I1"}},
-		{`"skipFence"`, 1, 2, "d1", []string{"I1", "I2", "I4"}},
-		{`"skipPause"`, 1, 1, "d1", []string{"I4"}},
-		{`"pauseDoesNotWait"`, 1, 1, "d1", []string{"I4"}},
-		{`"openBeforeStart"`, 1, 2, "d1", []string{"I4"}},
-		{`"importWithoutFence"`, 1, 1, "d1", []string{"I2", "I4", "I6"}},
-		{`"importWithoutProgress"`, 1, 2, "d1", []string{"I2"}},
-		{`"importWithoutFence", "importWithoutProgress"`, 1, 2, "d1", []string{"I2", "I4"}},
-		{`"discardWithoutFence"`, 2, 1, "d1", []string{"I2"}},
-		{`"discardAnyEpoch"`, 2, 1, "d1", []string{"I2"}},
+		{`"openBeforeDecide"`, 1, 1, "d1", []string{"I1"}, false},
+		{`"rollbackCommitting"`, 1, 1, "d1", []string{"I1", "I3", "I5"}, false},
+		{`"casIgnoresRevision"`, 1, 1, "d1, d2", []string{"I1", "I2", "I3", "I4", "I5", "I6"}, false},
+		{`"removedBeforeDiscard"`, 1, 1, "d1", []string{"I6"}, false},
+		{`"fenceTakesOlder"`, 1, 1, "d1", []string{"I1", "I3"}, false},
+		{`"floorKept"`, 1, 1, "d1", []string{"I1"}, false},
+		{`"skipFence"`, 1, 2, "d1", []string{"I1", "I2", "I4"}, false},
+		{`"skipPause"`, 1, 1, "d1", []string{"I4"}, false},
+		{`"pauseDoesNotWait"`, 1, 1, "d1", []string{"I4"}, false},
+		{`"openBeforeStart"`, 1, 2, "d1", []string{"I4"}, false},
+		{`"importWithoutFence"`, 1, 1, "d1", []string{"I2", "I4", "I6"}, false},
+		{`"importWithoutProgress"`, 1, 2, "d1", []string{"I2"}, false},
+		{`"importWithoutFence", "importWithoutProgress"`, 1, 2, "d1", []string{"I2", "I4"}, false},
+		{`"discardWithoutFence"`, 2, 1, "d1", []string{"I2"}, false},
+		{`"discardAnyEpoch"`, 2, 1, "d1", []string{"I2"}, false},
+		{`"returnWithoutFence"`, 2, 2, "d1", []string{"I2", "I4", "I6", "U1"}, true},
+		{`"returnAfterRemoval"`, 1, 2, "d1", []string{"I6"}, true},
+		{`"captureLate"`, 1, 2, "d1", []string{"U2"}, true},
+		{`"discardHeld"`, 1, 1, "d1", []string{"U2"}, true},
+		{`"undoAfterClose", "adoptAnything"`, 2, 1, "d1", []string{"I2"}, true},
 	} {
 		t.Run(c.weak, func(t *testing.T) {
 			got := check(t, fmt.Sprintf(`CONSTANTS
@@ -155,13 +161,14 @@ func TestWeakenings(t *testing.T) {
     MaxMoves = %d
     MaxWrites = %d
     MaxDeletes = 0
+    Undo = %s
     Weak = {%s}
 SPECIFICATION Spec
 SYMMETRY Symmetry
-INVARIANTS I1 I2 I4 I6
-PROPERTIES I3 I5
+INVARIANTS I1 I2 I4 I6%s
+PROPERTIES I3 I5 U1
 CHECK_DEADLOCK FALSE
-`, c.drivers, c.moves, c.writes, c.weak))
+`, c.drivers, c.moves, c.writes, strings.ToUpper(fmt.Sprint(c.undo)), c.weak, map[bool]string{true: " U2"}[c.undo]))
 			if !slices.Contains(c.violated, got) {
 				t.Errorf("%q, want one of %v", got, c.violated)
 			}
