@@ -32,6 +32,21 @@
 //	                               record M: nothing is imported after it
 //	Release
 //
+// # The way back
+//
+// A move with Keep can be undone for a while. Its target begins to capture the
+// tenant's changes in Prepare; the transaction that finishes the import fixes the
+// first position of that way back. After the commit the source, whose fence stays
+// closed at Base+1 by the move, applies them round by round ([Agent] Return), under
+// the guard of every import. An undo is a move whose Prepare adopts both ends: the
+// import at its target and the capture at its source get its id, each in one
+// transaction, so that only what changed since the last round travels. All rows are
+// compared once more before its cut, if they are not too many.
+//
+// [cells.ErrReturnLost] says that changes were missed: the capture is gone, a schema
+// has changed, too much was kept. Rounds end then; an undo that has begun copies.
+// Sweep leaves a way back alone until the owner's fence has passed it; Free ends it.
+//
 // # Why the copy is exact
 //
 // A [State] claims one thing: the rows of the tables that are begun are those of
