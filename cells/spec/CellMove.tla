@@ -218,7 +218,7 @@ ApplyAdopt(o) ==
     IF HeldAt(c, o.epoch, o.move) THEN UNCHANGED <<fence, rowVars, relay>>
     ELSE /\ o.epoch > fence[c].epoch
          /\ fence' = [fence EXCEPT ![c] = ClosedAt(o)]
-         /\ imp' = IF kept[c] = o.mark \/ "adoptAnything" \in Weak
+         /\ imp' = IF kept[c] = o.mark
                    THEN [imp EXCEPT ![c] = [move |-> o.move, done |-> FALSE, upto |-> IF @.move = o.mark THEN @.upto ELSE cap[o.src].from]]
                    ELSE imp
          /\ UNCHANGED <<data, cap, kept, seq, pub, relay>>
@@ -282,7 +282,7 @@ Begin(d) == \E b \in Cells :
     /\ Fresh(d, {"ACTIVE"})
     /\ begun < MaxMoves
     /\ LET r == drv[d].row
-           back == {x \in r.res : x.cell = b /\ (x.held \/ ("undoAfterClose" \in Weak /\ x.back # NoCell))}
+           back == {x \in r.res : x.cell = b /\ x.held}
        IN
        /\ r.move = NoMove /\ b # r.cell
        /\ begun' = begun + 1

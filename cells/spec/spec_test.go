@@ -141,16 +141,15 @@ func TestWeakenings(t *testing.T) {
 		{`"skipPause"`, 1, 1, "d1", []string{"I4"}, false},
 		{`"pauseDoesNotWait"`, 1, 1, "d1", []string{"I4"}, false},
 		{`"openBeforeStart"`, 1, 2, "d1", []string{"I4"}, false},
-		{`"importWithoutFence"`, 1, 1, "d1", []string{"I2", "I4", "I6"}, false},
-		{`"importWithoutProgress"`, 1, 2, "d1", []string{"I2"}, false},
-		{`"importWithoutFence", "importWithoutProgress"`, 1, 2, "d1", []string{"I2", "I4"}, false},
-		{`"discardWithoutFence"`, 2, 1, "d1", []string{"I2"}, false},
-		{`"discardAnyEpoch"`, 2, 1, "d1", []string{"I2"}, false},
-		{`"returnWithoutFence"`, 2, 2, "d1", []string{"I2", "I4", "I6", "U1"}, true},
+		{`"importWithoutFence"`, 1, 1, "d1", []string{"I2", "I4", "I6", "U1"}, false},
+		{`"importWithoutProgress"`, 1, 2, "d1", []string{"I2", "U1"}, false},
+		{`"importWithoutFence", "importWithoutProgress"`, 1, 2, "d1", []string{"I2", "I4", "U1"}, false},
+		{`"discardWithoutFence"`, 2, 1, "d1", []string{"I2", "U1"}, false},
+		{`"discardAnyEpoch"`, 2, 1, "d1", []string{"I2", "U1"}, false},
+		{`"returnWithoutFence", "returnAfterRemoval"`, 2, 1, "d1", []string{"I2", "I4", "I6", "U1"}, true},
 		{`"returnAfterRemoval"`, 1, 2, "d1", []string{"I6"}, true},
 		{`"captureLate"`, 1, 2, "d1", []string{"U2"}, true},
 		{`"discardHeld"`, 1, 1, "d1", []string{"U2"}, true},
-		{`"undoAfterClose", "adoptAnything"`, 2, 1, "d1", []string{"I2"}, true},
 	} {
 		t.Run(c.weak, func(t *testing.T) {
 			got := check(t, fmt.Sprintf(`CONSTANTS
