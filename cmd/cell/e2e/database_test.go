@@ -210,3 +210,42 @@ func canConnect(t *testing.T, url string) error {
 	}
 	return c.Close(t.Context())
 }
+
+// A body that is too large gets 413, whether its length is said or not, and its tenant
+// is served on.
+func TestTooLargeBody(t *testing.T) {
+	e := start(t, fleet.Config{MaxBody: 16 << 20})
+	c := e.tenant("acme", "cell-a")
+	for name, length := range map[string]int64{"length": 40 << 20, "chunked": -1} {
+		body := io.LimitReader(endless{}, 40<<20)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.Info.Edge+"/v1/memory.set", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.ContentLength = length
+		req.Header.Set("X-Tenant", "acme")
+		req.Header.Set("Expect", "100-continue")
+		resp, err := e.http.Do(req)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(string(b), "TOO_LARGE") {
+			t.Errorf("%s: %s %s", name, resp.Status, b)
+		}
+	}
+	if _, err := c.Set(t.Context(), "n", "k", 1, -1); err != nil {
+		t.Error(err)
+	}
+}
+
+// endless reads as blanks.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	return len(p), nil
+}

@@ -38,6 +38,10 @@ type Config struct {
 	// Extractors find the tenant of a request, first match wins. Each entry has
 	// exactly one key: header, host, path, jwt or fixed. See package edge/extract.
 	Extractors []map[string]any `koanf:"extractors"`
+	// MaxBody is the most bytes of a request's body that the edge takes: more answers
+	// TOO_LARGE, and nothing of it reaches a cell if its length is said. 0 is no bound,
+	// except for the memory service, which takes 16 MiB itself; -1 is no bound at all.
+	MaxBody int64 `koanf:"max_body"`
 	// Service is what every cell runs unless the cell says otherwise.
 	Service Service `koanf:"service"`
 	// Cells are the cells to start with.
@@ -94,7 +98,13 @@ func (c *Config) Complete() error {
 	if len(c.Extractors) == 0 {
 		c.Extractors = []map[string]any{{"header": "X-Tenant"}, {"path": "/t/{tenant}/", "strip": true}}
 	}
+	if c.MaxBody < -1 {
+		return fmt.Errorf("max_body: %d; want a number of bytes, or -1 for no bound", c.MaxBody)
+	}
 	if len(c.Service.Command) == 0 {
+		if c.MaxBody == 0 {
+			c.MaxBody = 16 << 20
+		}
 		c.Service.Command = []string{siblingProgram("memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}"}
 	}
 	if len(c.Cells) == 0 {

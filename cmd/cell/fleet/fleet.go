@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -339,6 +340,7 @@ func (f *Fleet) startEdge(ctx context.Context) error {
 		"--admission-key-file", f.Layout.AdmissionKey(),
 		"--extractors", string(extractors),
 		"--default-cell", f.Config.DefaultCell,
+		"--max-body", strconv.FormatInt(max(0, f.Config.MaxBody), 10),
 	}, f.channelArgs(channel.RoleEdge, "main")...)
 	if _, err = f.Procs.Start(supervise.Spec{Name: "edge", Args: append(args, f.o.EdgeArgs...), Env: []string{processMark + "edge"}}); err != nil {
 		return err
