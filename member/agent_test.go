@@ -429,6 +429,21 @@ func TestRowsGoToTheTargetOnly(t *testing.T) {
 	if code := begin(b, "m9", "a", "b", 5); code != http.StatusNotFound {
 		t.Errorf("a new move: %d", code)
 	}
+	// What is written here flows back to the cell that keeps the rows of that very move.
+	r = active("t", "a", 7)
+	r.Residue = []cells.Residue{{Cell: "b", Epoch: 6, Move: "m9", Back: "a", Until: time.Now().Add(time.Hour)}}
+	p.put(t, r)
+	eventually(t, "the way back is allowed", func() bool { return begin(b, "m9", "a", "b", 5) == http.StatusNotFound })
+	for name, code := range map[string]int{
+		"another cell": begin(c, "m9", "a", "b", 5), "another move": begin(b, "m8", "a", "b", 5), "another base": begin(b, "m9", "a", "b", 6), "survey": survey(b, "t"),
+	} {
+		if code != http.StatusForbidden {
+			t.Errorf("on the way back, %s: %d", name, code)
+		}
+	}
+	r.Residue[0].Until = time.Time{}
+	p.put(t, r)
+	eventually(t, "the window is closed", func() bool { return begin(b, "m9", "a", "b", 5) == http.StatusForbidden })
 }
 
 func TestDrainWaitsForAllProcesses(t *testing.T) {
