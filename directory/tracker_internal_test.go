@@ -5,6 +5,7 @@ package directory
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
@@ -43,5 +44,19 @@ func TestRollbackAskedDuringAWriteIsKept(t *testing.T) {
 	}
 	if m := tr.snapshot(); !m.Cancel || m.Reason != "asked for" || m.Step != "begin" {
 		t.Fatalf("after the write the record is %+v", m)
+	}
+}
+
+// The row may say that nothing is left before the step that removed it is told: a
+// move that is over is not at the step before.
+func TestDoneIsAtItsLastStep(t *testing.T) {
+	m := api.Move{State: api.MoveCleaning, Step: string(cells.StepDiscard), Residue: []cells.Residue{{Cell: "a", Epoch: 2, Move: "m"}}}
+	takeResidue(&m, m.Residue, time.Now())
+	if m.Step != string(cells.StepDiscard) || m.State != api.MoveCleaning {
+		t.Fatalf("rows are left: %s at %s", m.State, m.Step)
+	}
+	takeResidue(&m, nil, time.Now())
+	if m.Step != string(cells.StepRemoved) || m.State != api.MoveDone {
+		t.Fatalf("nothing is left: %s at %s", m.State, m.Step)
 	}
 }

@@ -5,6 +5,7 @@ package e2e_test
 import (
 	"bufio"
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,6 +96,14 @@ func TestRestartKeepsEverything(t *testing.T) {
 	}
 	dir := e.Layout.Dir
 	e.Fleet.Close()
+	without := e.Config
+	without.Cells = without.Cells[:1]
+	if f, err := fleet.Start(t.Context(), without, fleet.Options{Dir: dir, Cell: filepath.Join(bin, "cell")}); err == nil || !strings.Contains(err.Error(), "--cells cell-a,cell-b") {
+		if err == nil {
+			f.Close()
+		}
+		t.Errorf("a cell that has a tenant was left out: %v", err)
+	}
 	again, err := fleet.Start(t.Context(), e.Config, fleet.Options{Dir: dir, Cell: filepath.Join(bin, "cell")})
 	if err != nil {
 		t.Fatal(err)
@@ -106,5 +115,24 @@ func TestRestartKeepsEverything(t *testing.T) {
 	}
 	if it, err := c.Get(t.Context(), "n", "k"); err != nil || string(it.Value) != `"kept"` || it.Cell != "cell-b" {
 		t.Fatalf("%v, %+v", err, it)
+	}
+}
+
+// A fleet that cannot begin leaves no folder.
+func TestPortInUseLeavesNothing(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dir := filepath.Join(t.TempDir(), "state")
+	if f, err := fleet.Start(t.Context(), fleet.Config{Listen: l.Addr().String()}, fleet.Options{Dir: dir, Cell: filepath.Join(bin, "cell")}); err == nil || !strings.Contains(err.Error(), "--listen") {
+		if err == nil {
+			f.Close()
+		}
+		t.Errorf("a fleet on a port in use: %v", err)
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("a folder is left: %v", err)
 	}
 }
