@@ -274,7 +274,7 @@ func (s *schedule) settle(ctx context.Context) bool {
 		p.mu.Unlock()
 	}
 	w.wg.Wait() // what the drivers have begun comes to its end
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	d := s.drivers[0]
 	for _, b := range s.books {
