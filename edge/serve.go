@@ -31,10 +31,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.active.Add(-1)
 		x.finish(recover())
 	}()
-	if r.ProtoMajor == 1 && r.ContentLength != 0 {
-		// The answer may come while the client is still sending.
-		_ = http.NewResponseController(w).EnableFullDuplex()
-	}
 	switch r.URL.Path {
 	case "/livez", "/readyz":
 		x.outcome = "own"
@@ -44,6 +40,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if a := x.prepare(); a != nil {
 		x.refuse(a)
 		return
+	}
+	if r.ProtoMajor == 1 && r.ContentLength != 0 {
+		// The answer may come while the client is still sending. Not so for refusals: the
+		// server then lingers until the client has read them.
+		_ = http.NewResponseController(w).EnableFullDuplex()
 	}
 	x.proxy()
 }

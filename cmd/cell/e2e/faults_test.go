@@ -142,7 +142,7 @@ func faultFleet(t *testing.T, store string) (*env, *network) {
 		t.Fatal(err)
 	}
 	if store == fleet.StoreSQLite && os.Geteuid() == 0 {
-		smallDisk(t, filepath.Join(dir, "state", "cells", "cell-b"), 96)
+		smallDisk(t, filepath.Join(dir, "state", "cells", "cell-b"), 400)
 	}
 	n := &network{t: t}
 	t.Cleanup(n.close)

@@ -32,8 +32,11 @@ func TestSchedules(t *testing.T) {
 		return n
 	}
 	n, first := number("CELL_SCHEDULES", 200), number("CELL_SEED", 1)
-	if testing.Short() {
+	switch {
+	case testing.Short():
 		n = min(n, 10)
+	case raceDetector && os.Getenv("CELL_SCHEDULES") == "":
+		n = 20 // all of them run without it
 	}
 	dir := t.TempDir()
 	var next, moved, undone, crashes, acked atomic.Int64
@@ -65,6 +68,9 @@ func TestSchedules(t *testing.T) {
 
 // TestSchedulesNotice: when a rule is broken, some of the schedules must say so.
 func TestSchedulesNotice(t *testing.T) {
+	if raceDetector {
+		t.Skip("runs without the race detector")
+	}
 	for _, broken := range []schedule.Broken{schedule.NoFinish, schedule.NoRemoval, schedule.StaleOpens} {
 		t.Run(string(broken), func(t *testing.T) {
 			for seed := uint64(1); seed <= 60; seed++ {
