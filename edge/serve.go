@@ -4,6 +4,7 @@ package edge
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httputil"
 	"strings"
@@ -31,6 +32,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.active.Add(-1)
 		x.finish(recover())
 	}()
+	if r.ProtoMajor == 1 && r.ContentLength != 0 {
+		// The answer may come while the client is still sending.
+		_ = http.NewResponseController(w).EnableFullDuplex()
+	}
 	switch r.URL.Path {
 	case "/livez", "/readyz":
 		x.outcome = "own"
@@ -39,12 +44,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	if a := x.prepare(); a != nil {
 		x.refuse(a)
+		x.linger()
 		return
-	}
-	if r.ProtoMajor == 1 && r.ContentLength != 0 {
-		// The answer may come while the client is still sending. Not so for refusals: the
-		// server then lingers until the client has read them.
-		_ = http.NewResponseController(w).EnableFullDuplex()
 	}
 	x.proxy()
 }
@@ -179,6 +180,26 @@ func (x *exchange) refuse(a *cells.Answer) {
 	}
 	x.outcome, x.cause = string(a.Code), a
 	cells.WriteProblem(&x.rec, x.in, a)
+}
+
+// lingerTime and lingerBytes bound what is read after a refusal.
+const (
+	lingerTime  = 500 * time.Millisecond
+	lingerBytes = 64 << 20
+)
+
+// linger reads on for a moment when the client is refused while it is sending: a
+// connection that is closed on it would take the answer along.
+func (x *exchange) linger() {
+	r := x.in
+	if r.ProtoMajor != 1 || r.ContentLength == 0 || r.Body == nil {
+		return
+	}
+	rc := http.NewResponseController(x.rec.w)
+	if rc.Flush() != nil || rc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return
+	}
+	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes)
 }
 
 // recorder notes what is answered.
