@@ -24,14 +24,14 @@ func TestSchemaOnTheSearchPathIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer admin.Close()
-	if _, err := admin.Exec(ctx, "CREATE ROLE searchpath_twin LOGIN SUPERUSER"); err != nil {
+	if _, err := admin.Exec(ctx, "CREATE ROLE searchpath_twin LOGIN SUPERUSER PASSWORD 'twin'"); err != nil {
 		t.Fatal(err)
 	}
 	u, err := url.Parse(dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.User = url.User("searchpath_twin")
+	u.User = url.UserPassword("searchpath_twin", "twin")
 	twin, err := pgxpool.New(ctx, u.String())
 	if err != nil {
 		t.Fatal(err)

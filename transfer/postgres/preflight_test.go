@@ -171,7 +171,7 @@ func TestPreflight(t *testing.T) {
 		t.Errorf("surroundings: disk %+v, collation %q, extensions %v", s.Disk, s.Collation, s.Extensions)
 	}
 	// An ordinary role, that owns nothing and may not do a thing.
-	for _, q := range []string{"DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN", "GRANT USAGE ON SCHEMA cell, public TO plain", "GRANT SELECT ON ALL TABLES IN SCHEMA cell, public TO plain"} {
+	for _, q := range []string{"DROP ROLE IF EXISTS plain", "CREATE ROLE plain LOGIN PASSWORD 'plain'", "GRANT USAGE ON SCHEMA cell, public TO plain", "GRANT SELECT ON ALL TABLES IN SCHEMA cell, public TO plain"} {
 		if _, err := admin.Exec(ctx, q); err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestPreflight(t *testing.T) {
 		_, _ = admin.Exec(context.Background(), "DROP OWNED BY plain; DROP ROLE plain")
 	}()
 	cfg := admin.Config()
-	cfg.ConnConfig.User = "plain"
+	cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain"
 	cfg.ConnConfig.RuntimeParams = map[string]string{}
 	plain, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
