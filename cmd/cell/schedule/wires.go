@@ -96,7 +96,7 @@ func (o orders) send(ctx context.Context, to cells.CellID, what string, f func(c
 		return errLost
 	}
 	c := w.cells[to]
-	if d.trouble(8) {
+	if d.trouble(8) || w.broken == StaleOpens { // which needs an order that comes late
 		w.later(func(ctx context.Context) {
 			w.note("late: %s at %s again", what, to)
 			_ = c.call(ctx, f)
