@@ -373,7 +373,6 @@ func (d *drive) write(ctx context.Context, step Step, ev Event, p patience) (wro
 	return true, d.effect(ctx, step)
 }
 
-// effect records that a step is done.
 // effect reports a step that is done, once for each row: an order that is repeated
 // because the one behind it fails is no new step.
 func (d *drive) effect(ctx context.Context, step Step) error {

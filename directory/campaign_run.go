@@ -43,14 +43,8 @@ type campaigns struct {
 	running map[api.CampaignID]*campaignRun // guarded by mu
 
 	// Used by the loop only.
-	beats map[api.CampaignID]heardCampaign
+	beats map[api.CampaignID]heardBeat
 	first bool
-}
-
-type heardCampaign struct {
-	driver string
-	beat   int64
-	at     time.Time
 }
 
 // campaignRun is this process's part in a campaign.
@@ -63,7 +57,7 @@ type campaignRun struct {
 }
 
 func newCampaigns(s *Server) *campaigns {
-	return &campaigns{s: s, now: make(chan struct{}, 1), running: map[api.CampaignID]*campaignRun{}, beats: map[api.CampaignID]heardCampaign{}, first: true}
+	return &campaigns{s: s, now: make(chan struct{}, 1), running: map[api.CampaignID]*campaignRun{}, beats: map[api.CampaignID]heardBeat{}, first: true}
 }
 
 // poke makes the campaigns that are driven here look again.
@@ -119,7 +113,7 @@ func (c *campaigns) sweep(ctx context.Context) error {
 		known[b.ID] = true
 		h, ok := c.beats[b.ID]
 		if !ok || h.driver != b.Driver || h.beat != b.Beat {
-			h = heardCampaign{b.Driver, b.Beat, now}
+			h = heardBeat{driver: b.Driver, beat: b.Beat, at: now}
 			c.beats[b.ID] = h
 		}
 		switch {

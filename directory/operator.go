@@ -178,6 +178,18 @@ func (s *Server) getMembers(_ http.ResponseWriter, r *http.Request) (int, any, e
 	return http.StatusOK, api.MemberList{Members: s.members.list()}, nil
 }
 
+// pageOf returns a list that is never null, and where the next page begins: 0 when this
+// one was not full.
+func pageOf[T any](list []T, limit int, number func(*T) int64) (page []T, next int64) {
+	if list == nil {
+		list = []T{}
+	}
+	if len(list) == limit {
+		next = number(&list[len(list)-1])
+	}
+	return list, next
+}
+
 // paging reads where a numbered page begins and how long it is.
 func paging(q map[string]string) (after int64, limit int, err error) {
 	if after, err = number(q["after"], "after", 1<<62); err != nil {
@@ -206,12 +218,7 @@ func (s *Server) getAudit(_ http.ResponseWriter, r *http.Request) (int, any, err
 	if err != nil {
 		return 0, nil, err
 	}
-	out := api.AuditList{Entries: list}
-	if len(list) == f.Limit {
-		out.Next = list[len(list)-1].Seq
-	}
-	if out.Entries == nil {
-		out.Entries = []api.AuditEntry{}
-	}
+	var out api.AuditList
+	out.Entries, out.Next = pageOf(list, f.Limit, func(e *api.AuditEntry) int64 { return e.Seq })
 	return http.StatusOK, out, nil
 }

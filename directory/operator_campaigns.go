@@ -116,13 +116,8 @@ func (s *Server) getCampaigns(_ http.ResponseWriter, r *http.Request) (int, any,
 	if err != nil {
 		return 0, nil, err
 	}
-	out := api.CampaignList{Campaigns: list}
-	if list == nil {
-		out.Campaigns = []api.Campaign{}
-	}
-	if len(list) == f.Limit {
-		out.Next = list[len(list)-1].Seq
-	}
+	var out api.CampaignList
+	out.Campaigns, out.Next = pageOf(list, f.Limit, func(c *api.Campaign) int64 { return c.Seq })
 	return http.StatusOK, out, nil
 }
 
@@ -164,13 +159,8 @@ func (s *Server) getCampaignItems(_ http.ResponseWriter, r *http.Request) (int, 
 	if err != nil {
 		return 0, nil, err
 	}
-	out := api.CampaignItems{Items: list}
-	if list == nil {
-		out.Items = []api.CampaignItem{}
-	}
-	if len(list) == f.Limit {
-		out.Next = list[len(list)-1].Pos
-	}
+	var out api.CampaignItems
+	out.Items, out.Next = pageOf(list, f.Limit, func(i *api.CampaignItem) int64 { return i.Pos })
 	return http.StatusOK, out, nil
 }
 

@@ -191,9 +191,7 @@ func (s *Server) getMoves(_ http.ResponseWriter, r *http.Request) (int, any, err
 		m.Compared = nil // that of one move is long enough
 		out.Moves = append(out.Moves, m)
 	}
-	if len(list) == f.Limit {
-		out.Next = list[len(list)-1].Seq
-	}
+	_, out.Next = pageOf(list, f.Limit, func(m *api.Move) int64 { return m.Seq })
 	return http.StatusOK, out, nil
 }
 

@@ -200,11 +200,11 @@ func (m *Member) openForAdmission(ctx context.Context, o cells.FenceOrder) error
 	if err != nil && !errors.Is(err, cells.ErrNotFound) {
 		return err
 	}
-	if errors.Is(err, cells.ErrNotFound) && m.router.Lookup(o.Tenant).Route.DataMark != "" {
+	r := m.router.Lookup(o.Tenant).Route
+	if errors.Is(err, cells.ErrNotFound) && r.DataMark != "" {
 		return errLost
 	}
 	// The mark belongs to the route that the order was made from.
-	r := m.router.Lookup(o.Tenant).Route
 	if r.State != 0 && (r.CellID != m.cfg.Cell || r.Epoch != o.Epoch) {
 		return fmt.Errorf("%w: the tenant's route has moved on from epoch %d", cells.ErrUnavailable, o.Epoch)
 	}

@@ -369,41 +369,17 @@ func (s *Store) MoveItems(ctx context.Context, id api.CampaignID, from []api.Ite
 
 // CampaignBeats implements [directory.Store].
 func (s *Store) CampaignBeats(ctx context.Context) ([]directory.CampaignBeat, error) {
-	rows, err := s.read.QueryContext(ctx, `SELECT id, driver, beat FROM campaigns WHERE driven = 1 ORDER BY seq`)
-	if err != nil {
-		return nil, translate("campaign beats", err)
-	}
-	defer func() { _ = rows.Close() }()
-	var out []directory.CampaignBeat
-	for rows.Next() {
-		var b directory.CampaignBeat
-		if err := rows.Scan(&b.ID, &b.Driver, &b.Beat); err != nil {
-			return nil, translate("campaign beats", err)
-		}
-		out = append(out, b)
-	}
-	return out, translate("campaign beats", rows.Err())
+	return drivenBeats(ctx, s, drivenCampaigns, "campaign beats", func(id api.CampaignID, driver string, beat int64) directory.CampaignBeat {
+		return directory.CampaignBeat{ID: id, Driver: driver, Beat: beat}
+	})
 }
 
 // BeatCampaigns implements [directory.Store].
 func (s *Store) BeatCampaigns(ctx context.Context, driver string) error {
-	return s.tx(ctx, "beat campaigns", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `UPDATE campaigns SET beat = beat + 1 WHERE driven = 1 AND driver = ?`, driver)
-		return err
-	})
+	return s.beat(ctx, drivenCampaigns, "beat campaigns", driver)
 }
 
 // TakeCampaign implements [directory.Store].
 func (s *Store) TakeCampaign(ctx context.Context, seen directory.CampaignBeat, driver string) (bool, error) {
-	var n int64
-	err := s.tx(ctx, "take campaign", func(tx *sql.Tx) error {
-		res, err := tx.ExecContext(ctx, `UPDATE campaigns SET driver = ?, beat = beat + 1, version = version + 1
-			WHERE id = ? AND driver = ? AND beat = ? AND driven = 1`, driver, seen.ID, seen.Driver, seen.Beat)
-		if err != nil {
-			return err
-		}
-		n, err = res.RowsAffected()
-		return err
-	})
-	return n == 1, err
+	return s.take(ctx, drivenCampaigns, "take campaign", string(seen.ID), seen.Driver, seen.Beat, driver)
 }

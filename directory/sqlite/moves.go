@@ -207,41 +207,17 @@ func (s *Store) UpdateMove(ctx context.Context, id cells.MoveID, fn func(*api.Mo
 
 // MoveBeats implements [directory.Store].
 func (s *Store) MoveBeats(ctx context.Context) ([]directory.MoveBeat, error) {
-	rows, err := s.read.QueryContext(ctx, `SELECT id, driver, beat FROM moves WHERE unfinished = 1 ORDER BY seq`)
-	if err != nil {
-		return nil, translate("move beats", err)
-	}
-	defer func() { _ = rows.Close() }()
-	var out []directory.MoveBeat
-	for rows.Next() {
-		var b directory.MoveBeat
-		if err := rows.Scan(&b.ID, &b.Driver, &b.Beat); err != nil {
-			return nil, translate("move beats", err)
-		}
-		out = append(out, b)
-	}
-	return out, translate("move beats", rows.Err())
+	return drivenBeats(ctx, s, drivenMoves, "move beats", func(id cells.MoveID, driver string, beat int64) directory.MoveBeat {
+		return directory.MoveBeat{ID: id, Driver: driver, Beat: beat}
+	})
 }
 
 // Beat implements [directory.Store].
 func (s *Store) Beat(ctx context.Context, driver string) error {
-	return s.tx(ctx, "beat", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, `UPDATE moves SET beat = beat + 1 WHERE unfinished = 1 AND driver = ?`, driver)
-		return err
-	})
+	return s.beat(ctx, drivenMoves, "beat", driver)
 }
 
 // TakeMove implements [directory.Store].
 func (s *Store) TakeMove(ctx context.Context, seen directory.MoveBeat, driver string) (bool, error) {
-	var n int64
-	err := s.tx(ctx, "take move", func(tx *sql.Tx) error {
-		res, err := tx.ExecContext(ctx, `UPDATE moves SET driver = ?, beat = beat + 1, version = version + 1
-			WHERE id = ? AND driver = ? AND beat = ? AND unfinished = 1`, driver, seen.ID, seen.Driver, seen.Beat)
-		if err != nil {
-			return err
-		}
-		n, err = res.RowsAffected()
-		return err
-	})
-	return n == 1, err
+	return s.take(ctx, drivenMoves, "take move", string(seen.ID), seen.Driver, seen.Beat, driver)
 }

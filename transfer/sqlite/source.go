@@ -146,19 +146,32 @@ func (s *Store) trim(ctx context.Context) error {
 			return err
 		}
 		after = tenant.String
-		for gone := int64(trimRows); !live && gone == trimRows; {
-			err := s.tx(ctx, func(tx *sql.Tx) error {
-				// Another capture of the tenant may have begun meanwhile.
-				r, err := tx.ExecContext(ctx, `DELETE FROM cell_transfer_log WHERE seq IN (SELECT seq FROM cell_transfer_log WHERE tenant = ?1
-					AND NOT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE tenant = ?1 AND released = 0 AND ended = '') LIMIT ?2)`, after, trimRows)
-				if err == nil {
-					gone, err = r.RowsAffected()
-				}
-				return err
-			})
-			if err != nil {
-				return err
+		if live {
+			continue
+		}
+		// Another capture of the tenant may begin meanwhile.
+		if err := s.forgetLog(ctx, `FROM cell_transfer_log WHERE tenant = ?1
+			AND NOT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE tenant = ?1 AND released = 0 AND ended = '')`, after); err != nil {
+			return err
+		}
+	}
+}
+
+// forgetLog deletes what a query selects of the log, in small pieces: old is the query
+// from its FROM on.
+func (s *Store) forgetLog(ctx context.Context, old string, args ...any) error {
+	q := fmt.Sprintf("DELETE FROM cell_transfer_log WHERE seq IN (SELECT seq %s LIMIT %d)", old, trimRows)
+	for {
+		var gone int64
+		err := s.tx(ctx, func(tx *sql.Tx) error {
+			r, err := tx.ExecContext(ctx, q, args...)
+			if err == nil {
+				gone, err = r.RowsAffected()
 			}
+			return err
+		})
+		if err != nil || gone < trimRows {
+			return err
 		}
 	}
 }
@@ -179,19 +192,7 @@ func (s *Store) Applied(ctx context.Context, m cells.MoveRef, pos transfer.Posit
 	if err != nil || !some {
 		return err
 	}
-	for {
-		var gone int64
-		err := s.tx(ctx, func(tx *sql.Tx) error {
-			r, err := tx.ExecContext(ctx, "DELETE FROM cell_transfer_log WHERE seq IN (SELECT seq "+old+" LIMIT 1000)", m.Tenant, int64(n))
-			if err == nil {
-				gone, err = r.RowsAffected()
-			}
-			return err
-		})
-		if err != nil || gone < 1000 {
-			return err
-		}
-	}
+	return s.forgetLog(ctx, old, m.Tenant, int64(n))
 }
 
 // Head implements transfer.Source.

@@ -51,14 +51,7 @@ that time, cell move close-window ends it early. Another move closes it, too.
 			if req.DryRun {
 				return a.dryRun(ctx, cl, req)
 			}
-			m, err := cl.Move(ctx, req)
-			if err != nil {
-				return err
-			}
-			if noWait {
-				return a.print(m, func(w io.Writer) error { return printMove(w, m) })
-			}
-			return a.followMove(ctx, cl, m)
+			return a.runMove(ctx, cl, req, noWait)
 		}),
 	}
 	f := c.Flags()
@@ -75,8 +68,20 @@ that time, cell move close-window ends it early. Another move closes it, too.
 	return c
 }
 
-// dryRun shows what a move would do and what stands in its way; it fails if the move
-// would be refused.
+// runMove asks for a move, or for an undo, and follows it unless told not to.
+func (a *app) runMove(ctx context.Context, cl *client.Client, req api.MoveRequest, noWait bool) error {
+	m, err := cl.Move(ctx, req)
+	if err != nil {
+		return err
+	}
+	if noWait {
+		return a.print(m, func(w io.Writer) error { return printMove(w, m) })
+	}
+	return a.followMove(ctx, cl, m)
+}
+
+// dryRun shows what a move, or an undo, would do and what stands in its way; it fails
+// if it would be refused.
 func (a *app) dryRun(ctx context.Context, cl *client.Client, req api.MoveRequest) error {
 	req.DryRun = true
 	d, err := cl.DryRun(ctx, req)
@@ -86,10 +91,13 @@ func (a *app) dryRun(ctx context.Context, cl *client.Client, req api.MoveRequest
 	if err := a.print(d, func(w io.Writer) error { return printDryRun(w, d) }); err != nil {
 		return err
 	}
-	if !d.Allowed {
-		return errors.New("the move would be refused")
+	switch {
+	case d.Allowed:
+		return nil
+	case req.Undo:
+		return errors.New("the undo would be refused")
 	}
-	return nil
+	return errors.New("the move would be refused")
 }
 
 func printDryRun(w io.Writer, d api.DryRun) error {
@@ -327,24 +335,15 @@ func (a *app) movesRollbackCmd() *cobra.Command {
 	return c
 }
 
-// completeMoves asks the directory for moves, newest first.
+// completeMoves offers the newest moves.
 func (a *app) completeMoves(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
-	defer cancel()
-	var out []string
-	if cl, err := a.client(); err == nil {
-		if list, err := cl.Moves(ctx, client.MoveQuery{Limit: 100}); err == nil {
-			for _, m := range list.Moves {
-				if strings.HasPrefix(string(m.ID), prefix) {
-					out = append(out, string(m.ID))
-				}
-			}
-		}
-	}
-	return out, cobra.ShellCompDirectiveNoFileComp
+	return a.complete(cmd, prefix, func(ctx context.Context, cl *client.Client) ([]string, error) {
+		list, err := cl.Moves(ctx, client.MoveQuery{Limit: 100})
+		return namesOf(list.Moves, err, func(m *api.Move) cells.MoveID { return m.ID })
+	})
 }
 
 // pairValue writes a value of a JSON document for people.

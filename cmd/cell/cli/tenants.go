@@ -49,16 +49,16 @@ func (a *app) with(f func(ctx context.Context, cl *client.Client, args []string)
 	}
 }
 
-// completeCells and completeTenants ask the directory, for shell completion.
-func (a *app) completeCells(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+// complete offers what the directory lists, for shell completion.
+func (a *app) complete(cmd *cobra.Command, prefix string, list func(context.Context, *client.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
 	defer cancel()
 	var out []string
 	if cl, err := a.client(); err == nil {
-		if list, err := cl.Cells(ctx); err == nil {
-			for _, c := range list {
-				if strings.HasPrefix(string(c.ID), prefix) {
-					out = append(out, string(c.ID))
+		if names, err := list(ctx, cl); err == nil {
+			for _, n := range names {
+				if strings.HasPrefix(n, prefix) {
+					out = append(out, n)
 				}
 			}
 		}
@@ -66,23 +66,30 @@ func (a *app) completeCells(cmd *cobra.Command, _ []string, prefix string) ([]st
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
+// namesOf returns the name of each of list; for complete.
+func namesOf[T any, N ~string](list []T, err error, name func(*T) N) ([]string, error) {
+	out := make([]string, len(list))
+	for i := range list {
+		out[i] = string(name(&list[i]))
+	}
+	return out, err
+}
+
+func (a *app) completeCells(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(cmd, prefix, func(ctx context.Context, cl *client.Client) ([]string, error) {
+		list, err := cl.Cells(ctx)
+		return namesOf(list, err, func(c *api.Cell) cells.CellID { return c.ID })
+	})
+}
+
 func (a *app) completeTenants(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
-	defer cancel()
-	var out []string
-	if cl, err := a.client(); err == nil {
-		if list, err := cl.Tenants(ctx, client.TenantQuery{Limit: 200}); err == nil {
-			for _, r := range list.Routes {
-				if strings.HasPrefix(string(r.TenantID), prefix) {
-					out = append(out, string(r.TenantID))
-				}
-			}
-		}
-	}
-	return out, cobra.ShellCompDirectiveNoFileComp
+	return a.complete(cmd, prefix, func(ctx context.Context, cl *client.Client) ([]string, error) {
+		list, err := cl.Tenants(ctx, client.TenantQuery{Limit: 200})
+		return namesOf(list.Routes, err, func(r *cells.TenantRoute) cells.TenantID { return r.TenantID })
+	})
 }
 
 func (a *app) cellsCmd() *cobra.Command {

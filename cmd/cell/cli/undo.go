@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -37,29 +36,12 @@ is, and the offer is over.`,
 				req.UndoWindow = &window
 			}
 			if req.DryRun {
-				d, err := cl.DryRun(ctx, req)
-				if err != nil {
-					return err
-				}
-				if err := a.print(d, func(w io.Writer) error { return printDryRun(w, d) }); err != nil {
-					return err
-				}
-				if !d.Allowed {
-					return errors.New("the undo would be refused")
-				}
-				return nil
+				return a.dryRun(ctx, cl, req)
 			}
 			if err := a.confirm(yes, "Take the last move of "+args[0]+" back?"); err != nil {
 				return err
 			}
-			m, err := cl.Move(ctx, req)
-			if err != nil {
-				return err
-			}
-			if noWait {
-				return a.print(m, func(w io.Writer) error { return printMove(w, m) })
-			}
-			return a.followMove(ctx, cl, m)
+			return a.runMove(ctx, cl, req, noWait)
 		}),
 	}
 	f := c.Flags()

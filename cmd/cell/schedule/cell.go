@@ -91,6 +91,20 @@ func (c *cell) start(ctx context.Context) (err error) {
 	return nil
 }
 
+// process returns the cell's process, nil while it is down.
+func (c *cell) process() *process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.p
+}
+
+// dieAt has the process die at a point of a transfer; "" is nowhere.
+func (p *process) dieAt(point string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.crashAt = point
+}
+
 // open is what a process does before the first admission at an epoch.
 func (p *process) open(ctx context.Context, o cells.FenceOrder) error {
 	r := p.router.Lookup(o.Tenant).Route
@@ -139,9 +153,7 @@ func (p *process) enter() bool {
 // call runs f in the cell's process, as a request that arrives over the network: it
 // ends with the process or with its caller.
 func (c *cell) call(ctx context.Context, f func(ctx context.Context, p *process) error) error {
-	c.mu.Lock()
-	p := c.p
-	c.mu.Unlock()
+	p := c.process()
 	if p == nil || !p.enter() {
 		return errCrashed
 	}

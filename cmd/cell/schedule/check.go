@@ -17,10 +17,7 @@ func (s *schedule) check(ctx context.Context) {
 		s.wrong("the trace is no behaviour of the protocol: %v", err)
 	}
 	for _, c := range w.cells {
-		c.mu.Lock()
-		down := c.p == nil
-		c.mu.Unlock()
-		if down {
+		if c.process() == nil {
 			s.restart(ctx, c)
 		}
 	}

@@ -195,13 +195,9 @@ func (s *schedule) act(ctx context.Context) {
 	case n < 73:
 		point := points[s.luck.n(len(points))]
 		w.note("%s is to die at %s", c.id, point)
-		c.mu.Lock()
-		if c.p != nil {
-			c.p.mu.Lock()
-			c.p.crashAt = point
-			c.p.mu.Unlock()
+		if p := c.process(); p != nil {
+			p.dieAt(point)
 		}
-		c.mu.Unlock()
 	case n < 78:
 		w.note("%s is stopped", d.name)
 		d.end(errStopped)
@@ -227,10 +223,7 @@ func (s *schedule) act(ctx context.Context) {
 		w.deliver(ctx, 3)
 	}
 	for _, c := range w.cells {
-		c.mu.Lock()
-		down := c.p == nil
-		c.mu.Unlock()
-		if down && s.luck.percent(60) {
+		if c.process() == nil && s.luck.percent(60) {
 			s.restart(ctx, c)
 		}
 	}
@@ -262,16 +255,11 @@ func (s *schedule) settle(ctx context.Context) bool {
 		d.clock.Store(0)
 	}
 	for _, c := range w.cells {
-		c.mu.Lock()
-		p := c.p
-		c.mu.Unlock()
-		if p == nil {
+		if p := c.process(); p != nil {
+			p.dieAt("")
+		} else {
 			s.restart(ctx, c)
-			continue
 		}
-		p.mu.Lock()
-		p.crashAt = ""
-		p.mu.Unlock()
 	}
 	w.wg.Wait() // what the drivers have begun comes to its end
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -285,10 +273,7 @@ func (s *schedule) settle(ctx context.Context) bool {
 				break
 			}
 			for _, c := range w.cells {
-				c.mu.Lock()
-				down := c.p == nil
-				c.mu.Unlock()
-				if down { // it was about to die
+				if c.process() == nil { // it was about to die
 					s.restart(ctx, c)
 				}
 			}

@@ -136,11 +136,7 @@ func (o orders) Start(ctx context.Context, b cells.BarrierOrder, mark cells.Even
 
 // Drain of a cell without a process has nobody to wait for.
 func (o orders) Drain(ctx context.Context, r cells.TenantRoute) error {
-	c := o.d.w.cells[r.CellID]
-	c.mu.Lock()
-	up := c.p != nil
-	c.mu.Unlock()
-	if !up {
+	if o.d.w.cells[r.CellID].process() == nil {
 		return nil
 	}
 	return o.send(ctx, r.CellID, fmt.Sprintf("drain %s at %d", r.TenantID, r.Epoch), func(ctx context.Context, p *process) error {
@@ -304,9 +300,7 @@ func (s farSource) Final(ctx context.Context, m cells.MoveRef) (transfer.View, e
 
 // view opens a view that keeps its process from closing its files under it.
 func (s farSource) view(ctx context.Context, open func(context.Context, transfer.Source) (transfer.View, error)) (transfer.View, error) {
-	s.at.mu.Lock()
-	p := s.at.p
-	s.at.mu.Unlock()
+	p := s.at.process()
 	if s.cut() || p == nil || !p.enter() {
 		return nil, errCut
 	}

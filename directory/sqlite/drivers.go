@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+)
+
+// driven is a table whose rows have a driver, which shows that it lives by their
+// beat. active is the column that says that a row still needs one.
+type driven struct{ table, active string }
+
+var (
+	drivenMoves     = driven{table: "moves", active: "unfinished"}
+	drivenCampaigns = driven{table: "campaigns", active: "driven"}
+)
+
+// drivenBeats lists the rows that need a driver, in order of creation. of makes one.
+func drivenBeats[ID ~string, B any](ctx context.Context, s *Store, d driven, what string, of func(id ID, driver string, beat int64) B) ([]B, error) {
+	rows, err := s.read.QueryContext(ctx, fmt.Sprintf("SELECT id, driver, beat FROM %s WHERE %s = 1 ORDER BY seq", d.table, d.active))
+	if err != nil {
+		return nil, translate(what, err)
+	}
+	defer func() { _ = rows.Close() }()
+	var out []B
+	for rows.Next() {
+		var id ID
+		var driver string
+		var beat int64
+		if err := rows.Scan(&id, &driver, &beat); err != nil {
+			return nil, translate(what, err)
+		}
+		out = append(out, of(id, driver, beat))
+	}
+	return out, translate(what, rows.Err())
+}
+
+// beat raises the beats of the rows that driver drives.
+func (s *Store) beat(ctx context.Context, d driven, what, driver string) error {
+	return s.tx(ctx, what, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET beat = beat + 1 WHERE %s = 1 AND driver = ?", d.table, d.active), driver)
+		return err
+	})
+}
+
+// take gives the row to driver if it still has the driver and the beat that were seen.
+func (s *Store) take(ctx context.Context, d driven, what, id, seenDriver string, seenBeat int64, driver string) (bool, error) {
+	var n int64
+	err := s.tx(ctx, what, func(tx *sql.Tx) error {
+		res, err := tx.ExecContext(ctx, fmt.Sprintf(`UPDATE %s SET driver = ?, beat = beat + 1, version = version + 1
+			WHERE id = ? AND driver = ? AND beat = ? AND %s = 1`, d.table, d.active), driver, id, seenDriver, seenBeat)
+		if err != nil {
+			return err
+		}
+		n, err = res.RowsAffected()
+		return err
+	})
+	return n == 1, err
+}
