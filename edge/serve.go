@@ -44,10 +44,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	if a := x.prepare(); a != nil {
 		x.refuse(a)
-		x.linger()
-		return
+	} else {
+		x.proxy()
 	}
-	x.proxy()
+	x.linger()
 }
 
 // prepare finds the tenant and checks what can be checked before anything is sent.
@@ -116,6 +116,9 @@ func (x *exchange) proxy() {
 		x.body = forward.NewBody(src, r.ContentLength, limit, x.s.budget, func() { forward.CleanRequest(r.Trailer) })
 		x.rec.body = x.body
 		defer x.endBody()
+		// The proxy closes the body of its request; linger still reads the client's.
+		r = r.WithContext(r.Context())
+		r.Body = io.NopCloser(src)
 	}
 	x.rp = httputil.ReverseProxy{
 		Rewrite: x.rewrite, Transport: x, ErrorHandler: x.failed, BufferPool: copyBuffers, FlushInterval: -1, ErrorLog: x.s.debug,
@@ -182,21 +185,20 @@ func (x *exchange) refuse(a *cells.Answer) {
 	cells.WriteProblem(&x.rec, x.in, a)
 }
 
-// lingerTime and lingerBytes bound what is read after a refusal.
-const (
-	lingerTime  = 500 * time.Millisecond
-	lingerBytes = 64 << 20
-)
+// lingerBytes bounds what is read behind an answer.
+const lingerBytes = 64 << 20
 
-// linger reads on for a moment when the client is refused while it is sending: a
-// connection that is closed on it would take the answer along.
+// linger reads on for a moment when the client has its answer and is still sending,
+// whoever has refused it: a connection that is closed on it would take the answer
+// along. net/http does so by itself, but not for clients that want no other request on
+// the connection.
 func (x *exchange) linger() {
 	r := x.in
-	if r.ProtoMajor != 1 || r.ContentLength == 0 || r.Body == nil {
+	if r.ProtoMajor != 1 || r.ContentLength == 0 || r.Body == nil || x.body != nil && x.body.Finished() {
 		return
 	}
 	rc := http.NewResponseController(x.rec.w)
-	if rc.Flush() != nil || rc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	if rc.Flush() != nil || rc.SetReadDeadline(time.Now().Add(lastBytes)) != nil {
 		return
 	}
 	_, _ = io.CopyN(io.Discard, r.Body, lingerBytes)
