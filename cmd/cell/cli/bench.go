@@ -108,22 +108,30 @@ func (a *app) benchMove(ctx context.Context, store string, replicas int, run loa
 }
 
 func printMoveReport(w io.Writer, store string, r *load.MoveReport) error {
-	var driver, client, cp []time.Duration
+	var driver, clients, slowest, cp []time.Duration
 	var rate, bytes float64
 	for _, m := range r.Moves {
-		driver, client, cp = append(driver, m.Pause), append(client, m.Client), append(cp, m.Copy)
+		driver, slowest, cp = append(driver, m.Pause), append(slowest, m.Client), append(cp, m.Copy)
+		clients = append(clients, m.Clients...)
 		if m.Copy > 0 {
 			rate += float64(m.Rows) / m.Copy.Seconds() / float64(len(r.Moves))
 			bytes += float64(m.Bytes) / m.Copy.Seconds() / float64(len(r.Moves))
 		}
 	}
-	p := load.Percentile
+	row := func(name string, took []time.Duration) []string {
+		cols := []string{name}
+		for _, p := range []int{50, 95, 99, 100} {
+			cols = append(cols, short(load.Percentile(took, p)))
+		}
+		return cols
+	}
 	fmt.Fprintf(w, "store %s, %d rows of %d bytes, %d clients, %d moves in %s\n", store, r.Rows, r.Size, r.Clients, len(r.Moves), short(r.Elapsed))
 	if err := table(w, [][]string{
 		{"", "p50", "p95", "p99", "max"},
-		{"pause, as clients see it", short(p(client, 50)), short(p(client, 95)), short(p(client, 99)), short(p(client, 100))},
-		{"pause, as the driver does", short(p(driver, 50)), short(p(driver, 95)), short(p(driver, 99)), short(p(driver, 100))},
-		{"preparation", short(p(cp, 50)), short(p(cp, 95)), short(p(cp, 99)), short(p(cp, 100))},
+		row("pause, as clients see it", clients),
+		row("of each cut's last client", slowest),
+		row("pause, as the driver does", driver),
+		row("preparation", cp),
 	}); err != nil {
 		return err
 	}

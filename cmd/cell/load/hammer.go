@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
@@ -212,14 +214,14 @@ func (h *Hammer) Found(key, value string) (version int64, ok bool) {
 	return version, ok
 }
 
-// Slowest returns the longest time that a request took of those that overlap
-// the span from..to; 0 if there is none.
-func (h *Hammer) Slowest(from, to time.Time) time.Duration {
-	var most time.Duration
+// Waits returns, for each client that had a request during the span from..to, the
+// longest that one of them took, in no particular order.
+func (h *Hammer) Waits(from, to time.Time) []time.Duration {
+	most := map[int]time.Duration{}
 	for _, op := range h.Ops() {
 		if op.Call.Before(to) && op.Return.After(from) {
-			most = max(most, op.Return.Sub(op.Call))
+			most[op.Client] = max(most[op.Client], op.Return.Sub(op.Call))
 		}
 	}
-	return most
+	return slices.Collect(maps.Values(most))
 }

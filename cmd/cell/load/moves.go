@@ -31,9 +31,10 @@ type Moved struct {
 	Copy  time.Duration `json:"copy_ns"`
 	Rows  int64         `json:"rows"`
 	Bytes int64         `json:"bytes"`
-	// Client is the longest that a client of the tenant waited for one answer while
-	// the cut was going on.
-	Client time.Duration `json:"client_ns"`
+	// Clients has, for each client of the tenant, the longest that it waited for one
+	// answer while the cut was going on; Client is the longest of them.
+	Clients []time.Duration `json:"clients_ns"`
+	Client  time.Duration   `json:"client_ns"`
 	// CutFrom and CutTo bound the cut by this machine's clock.
 	CutFrom time.Time `json:"cut_from"`
 	CutTo   time.Time `json:"cut_to"`
@@ -190,7 +191,8 @@ func (m MoveRun) moves(ctx context.Context, tenant string, main *Hammer, rep *Mo
 		if err != nil {
 			return fmt.Errorf("move %d: %w", i+1, err)
 		}
-		mv.Client = main.Slowest(mv.CutFrom, mv.CutTo)
+		mv.Clients = main.Waits(mv.CutFrom, mv.CutTo)
+		mv.Client = Percentile(mv.Clients, 100)
 		rep.Moves = append(rep.Moves, mv)
 	}
 	return nil
