@@ -206,6 +206,8 @@ type Store interface {
 
 	CampaignStore
 
+	ProvisionStore
+
 	// Ping reports whether the store can be read.
 	Ping(ctx context.Context) error
 	// Close releases the store; unfinished calls fail.

@@ -21,6 +21,9 @@ const (
 	CellAttaching CellState = "attaching"
 	// CellServing: the cell takes placements and moves unless it is closed or full.
 	CellServing CellState = "serving"
+	// CellRetiring: the cell has no tenants any more and is being removed. It is set by
+	// the retirement of a provisioned cell alone, and cannot be changed.
+	CellRetiring CellState = "retiring"
 )
 
 // CellSpec is what an operator says of a cell. A PUT replaces all of it.

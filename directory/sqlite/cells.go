@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
@@ -67,37 +68,21 @@ func (s *Store) Cells(ctx context.Context) ([]api.Cell, int64, error) {
 func (s *Store) PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec, audit api.AuditEntry) (api.Cell, error) {
 	var out api.Cell
 	err := s.tx(ctx, "put cell", func(tx *sql.Tx) error {
-		old, err := scanCell(tx.QueryRowContext(ctx, `SELECT `+cellColumns+` FROM cells c WHERE c.id = ?`, id))
-		exists := err == nil
-		if err != nil && !errors.Is(err, sql.ErrNoRows) {
-			return err
-		}
-		if spec.Revision != 0 && (!exists || old.Revision != spec.Revision) {
-			return fmt.Errorf("%w: cell %s is at revision %d, not %d", cells.ErrConflict, id, old.Revision, spec.Revision)
-		}
-		if err := checkDefault(ctx, tx, id, spec); err != nil {
-			return err
-		}
-		var rev int64
-		if err := tx.QueryRowContext(ctx, `UPDATE meta SET value = value + 1 WHERE name = 'cells_revision' RETURNING value`).Scan(&rev); err != nil {
-			return err
-		}
-		spec.Revision = 0
-		doc, err := json.Marshal(spec)
-		if err != nil {
-			return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
-		}
-		at := micros(audit.At)
-		_, err = tx.ExecContext(ctx, `INSERT INTO cells (id, spec, state, closed, placements_max, is_default, placed, revision, created_at, updated_at)
-			VALUES (?1, ?2, ?3, ?4, ?5, ?6, (SELECT count(*) FROM placements WHERE cell = ?1), ?7, ?8, ?8)
-			ON CONFLICT (id) DO UPDATE SET spec = excluded.spec, state = excluded.state, closed = excluded.closed,
-				placements_max = excluded.placements_max, is_default = excluded.is_default,
-				revision = excluded.revision, updated_at = excluded.updated_at`,
-			id, string(doc), spec.State, spec.Closed, spec.PlacementsMax, spec.Default, rev, at)
+		old, err := cellIn(ctx, tx, id)
 		if err != nil {
 			return err
 		}
-		if err := putNames(ctx, tx, id, spec); err != nil {
+		if spec.Revision != 0 && (old == nil || old.Revision != spec.Revision) {
+			at := int64(0)
+			if old != nil {
+				at = old.Revision
+			}
+			return fmt.Errorf("%w: cell %s is at revision %d, not %d", cells.ErrConflict, id, at, spec.Revision)
+		}
+		if old != nil && old.State == api.CellRetiring {
+			return fmt.Errorf("%w: cell %s is being retired", cells.ErrConflict, id)
+		}
+		if err := putCell(ctx, tx, id, spec, audit.At); err != nil {
 			return err
 		}
 		if err := insertAudit(ctx, tx, audit); err != nil {
@@ -107,6 +92,63 @@ func (s *Store) PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec,
 		return err
 	})
 	return out, err
+}
+
+// cellIn returns the cell, nil if it is not registered.
+func cellIn(ctx context.Context, tx *sql.Tx, id cells.CellID) (*api.Cell, error) {
+	c, err := scanCell(tx.QueryRowContext(ctx, `SELECT `+cellColumns+` FROM cells c WHERE c.id = ?`, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	return &c, err
+}
+
+// nextCells raises the revision of all cells.
+func nextCells(ctx context.Context, tx *sql.Tx) (rev int64, err error) {
+	err = tx.QueryRowContext(ctx, `UPDATE meta SET value = value + 1 WHERE name = 'cells_revision' RETURNING value`).Scan(&rev)
+	return rev, err
+}
+
+// putCell writes a cell and its names.
+func putCell(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec, now time.Time) error {
+	if err := checkDefault(ctx, tx, id, spec); err != nil {
+		return err
+	}
+	rev, err := nextCells(ctx, tx)
+	if err != nil {
+		return err
+	}
+	spec.Revision = 0
+	doc, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
+	}
+	_, err = tx.ExecContext(ctx, `INSERT INTO cells (id, spec, state, closed, placements_max, is_default, placed, revision, created_at, updated_at)
+		VALUES (?1, ?2, ?3, ?4, ?5, ?6, (SELECT count(*) FROM placements WHERE cell = ?1), ?7, ?8, ?8)
+		ON CONFLICT (id) DO UPDATE SET spec = excluded.spec, state = excluded.state, closed = excluded.closed,
+			placements_max = excluded.placements_max, is_default = excluded.is_default,
+			revision = excluded.revision, updated_at = excluded.updated_at`,
+		id, string(doc), spec.State, spec.Closed, spec.PlacementsMax, spec.Default, rev, micros(now))
+	if err != nil {
+		return err
+	}
+	return putNames(ctx, tx, id, spec)
+}
+
+// removeCell forgets a cell that counts no tenants.
+func removeCell(ctx context.Context, tx *sql.Tx, c *api.Cell) error {
+	if c.Tenants > 0 {
+		return fmt.Errorf("%w: cell %s counts %d tenants", cells.ErrConflict, c.ID, c.Tenants)
+	}
+	if _, err := nextCells(ctx, tx); err != nil {
+		return err
+	}
+	for _, q := range []string{`DELETE FROM cell_names WHERE cell = ?`, `DELETE FROM members WHERE cell = ?`, `DELETE FROM cells WHERE id = ?`} {
+		if _, err := tx.ExecContext(ctx, q, c.ID); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func checkDefault(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec) error {
