@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sqlite keeps a directory's records in one SQLite file.
+// Package sqlite keeps a directory's records in one SQLite file. What it reads and
+// writes there is the SQL of package directory/sqlstore; this package opens the file
+// and migrates it.
 //
 // The file is opened in WAL mode with synchronous=FULL: a change that was answered
 // survives a crash of the machine. Writes go through one connection, each in
@@ -11,5 +13,6 @@
 //
 // The schema is migrated on Open, forward only. A file that a newer build has
 // migrated is refused with [cells.ErrInvalid] and left alone, and so is one that
-// is not a database.
+// is not a database. A migration of this package has its twin in
+// directory/postgres, with the same number, tables and columns.
 package sqlite

@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/directory/sqlstore"
 )
 
 //go:embed migrations/*.sql
@@ -28,12 +29,18 @@ var migrations embed.FS
 const migrationsTable = "directory_migrations"
 
 // Store is a [directory.Store] in one SQLite file.
-type Store struct {
-	write *sql.DB // one connection, immediate transactions
-	read  *sql.DB
-}
+type Store struct{ *sqlstore.Store }
 
 var _ directory.Store = (*Store)(nil)
+
+// dialect is SQLite's: its immediate transactions exclude each other by themselves.
+var dialect = sqlstore.Dialect{
+	Snapshot: sql.TxOptions{ReadOnly: true},
+	SetText: func(column, key, placeholder string) string {
+		return fmt.Sprintf("json_set(%s, '$.%s', %s)", column, key, placeholder)
+	},
+	Failure: failure,
+}
 
 // Open opens the file at path, creates it with mode 0600 if there is none, and
 // migrates it. The caller closes the store. Errors wrap [cells.ErrInvalid] for a
@@ -53,16 +60,18 @@ func Open(ctx context.Context, path string) (*Store, error) {
 	}
 	base := "file:" + (&url.URL{Path: abs}).EscapedPath() +
 		"?_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=foreign_keys(ON)"
-	s := &Store{}
-	if s.write, err = sql.Open("sqlite", base+"&_txlock=immediate"); err != nil {
-		return nil, translate("open", err)
+	write, err := sql.Open("sqlite", base+"&_txlock=immediate")
+	if err != nil {
+		return nil, dialect.Translate("open", err)
 	}
-	s.write.SetMaxOpenConns(1)
-	if s.read, err = sql.Open("sqlite", base+"&_pragma=query_only(ON)"); err != nil {
-		return nil, errors.Join(translate("open", err), s.Close())
+	write.SetMaxOpenConns(1)
+	read, err := sql.Open("sqlite", base+"&_pragma=query_only(ON)")
+	if err != nil {
+		return nil, errors.Join(dialect.Translate("open", err), write.Close())
 	}
-	s.read.SetMaxOpenConns(4)
-	if err := s.migrate(ctx); err != nil {
+	read.SetMaxOpenConns(4)
+	s := &Store{sqlstore.New(write, read, dialect)}
+	if err := migrate(ctx, write); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -70,19 +79,19 @@ func Open(ctx context.Context, path string) (*Store, error) {
 
 // migrate brings the file to this build's schema. Another process may be doing
 // the same: whoever is second finds the work done after a retry.
-func (s *Store) migrate(ctx context.Context) error {
+func migrate(ctx context.Context, db *sql.DB) error {
 	sub, err := fs.Sub(migrations, "migrations")
 	if err != nil {
 		return fmt.Errorf("%w: migrations: %w", cells.ErrInvalid, err)
 	}
-	p, err := goose.NewProvider(goose.DialectSQLite3, s.write, sub,
+	p, err := goose.NewProvider(goose.DialectSQLite3, db, sub,
 		goose.WithTableName(migrationsTable), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return fmt.Errorf("%w: migrations: %w", cells.ErrInvalid, err)
 	}
 	var last error
 	for range 5 {
-		last = s.migrateOnce(ctx, p)
+		last = migrateOnce(ctx, p)
 		if last == nil || errors.Is(last, cells.ErrInvalid) || ctx.Err() != nil {
 			return last
 		}
@@ -96,77 +105,32 @@ func (s *Store) migrate(ctx context.Context) error {
 	return last
 }
 
-func (s *Store) migrateOnce(ctx context.Context, p *goose.Provider) error {
+func migrateOnce(ctx context.Context, p *goose.Provider) error {
 	current, target, err := p.GetVersions(ctx)
 	if err != nil {
-		return translate("migrate", err)
+		return dialect.Translate("migrate", err)
 	}
 	if current > target {
 		return fmt.Errorf("%w: directory store has schema %d, this build knows up to %d: run a newer build",
 			cells.ErrInvalid, current, target)
 	}
 	if _, err := p.Up(ctx); err != nil {
-		return translate("migrate", err)
+		return dialect.Translate("migrate", err)
 	}
 	return nil
 }
 
-// Ping implements [directory.Store].
-func (s *Store) Ping(ctx context.Context) error {
-	var n int
-	return translate("ping", s.read.QueryRowContext(ctx, `SELECT count(*) FROM meta`).Scan(&n))
-}
-
-// Close implements [directory.Store].
-func (s *Store) Close() error {
-	var errs []error
-	for _, db := range []*sql.DB{s.read, s.write} {
-		if db != nil {
-			errs = append(errs, db.Close())
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// tx runs fn in one immediate transaction.
-func (s *Store) tx(ctx context.Context, op string, fn func(*sql.Tx) error) error {
-	tx, err := s.write.BeginTx(ctx, nil)
-	if err != nil {
-		return translate(op, err)
-	}
-	defer func() { _ = tx.Rollback() }()
-	if err := fn(tx); err != nil {
-		return translate(op, err)
-	}
-	return translate(op, tx.Commit())
-}
-
-// translate turns driver errors into the sentinels of package cells; errors that
-// carry one already, or are none of the driver's, pass.
-func translate(op string, err error) error {
-	if err == nil {
+// failure says what an error of the driver means.
+func failure(err error) error {
+	var se *sqlite.Error
+	if !errors.As(err, &se) {
 		return nil
 	}
-	var se *sqlite.Error
-	switch {
-	case errors.As(err, &se):
-		switch se.Code() & 0xff {
-		case sqlite3.SQLITE_CONSTRAINT:
-			return fmt.Errorf("directory store: %s: %w: %w", op, cells.ErrConflict, err)
-		case sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_MISMATCH:
-			return fmt.Errorf("directory store: %s: %w: %w", op, cells.ErrInvalid, err)
-		}
-		return fmt.Errorf("directory store: %s: %w: %w", op, cells.ErrUnavailable, err)
-	case errors.Is(err, sql.ErrNoRows):
-		return fmt.Errorf("directory store: %s: %w", op, cells.ErrNotFound)
-	case errors.Is(err, sql.ErrConnDone), errors.Is(err, sql.ErrTxDone), err.Error() == "sql: database is closed":
-		return fmt.Errorf("directory store: %s: %w: %w", op, cells.ErrUnavailable, err)
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("directory store: %s: %w: %w", op, cells.ErrUnavailable, err)
+	switch se.Code() & 0xff {
+	case sqlite3.SQLITE_CONSTRAINT:
+		return cells.ErrConflict
+	case sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_MISMATCH:
+		return cells.ErrInvalid
 	}
-	return err
+	return cells.ErrUnavailable
 }
-
-func micros(t time.Time) int64 { return t.UnixMicro() }
-
-func fromMicros(n int64) time.Time { return time.UnixMicro(n).UTC() }

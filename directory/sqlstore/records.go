@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -20,14 +19,14 @@ func (s *Store) SaveMembers(ctx context.Context, list []member.Heartbeat, at tim
 	if len(list) == 0 {
 		return nil
 	}
-	return s.tx(ctx, "save members", func(tx *sql.Tx) error {
+	return s.tx(ctx, "save members", func(tx *Tx) error {
 		for _, h := range list {
 			doc, err := json.Marshal(h)
 			if err != nil {
 				return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 			}
 			_, err = tx.ExecContext(ctx, `INSERT INTO members (cell, instance, heartbeat, beat, seen_at) VALUES (?, ?, ?, 1, ?)
-				ON CONFLICT (cell, instance) DO UPDATE SET heartbeat = excluded.heartbeat, beat = beat + 1, seen_at = excluded.seen_at`,
+				ON CONFLICT (cell, instance) DO UPDATE SET heartbeat = excluded.heartbeat, beat = members.beat + 1, seen_at = excluded.seen_at`,
 				h.Cell, h.Instance, string(doc), micros(at))
 			if err != nil {
 				return err
@@ -39,7 +38,7 @@ func (s *Store) SaveMembers(ctx context.Context, list []member.Heartbeat, at tim
 
 // RemoveMember implements [directory.Store].
 func (s *Store) RemoveMember(ctx context.Context, cell cells.CellID, instance string) error {
-	return s.tx(ctx, "remove member", func(tx *sql.Tx) error {
+	return s.tx(ctx, "remove member", func(tx *Tx) error {
 		_, err := tx.ExecContext(ctx, `DELETE FROM members WHERE cell = ? AND instance = ?`, cell, instance)
 		return err
 	})
@@ -49,7 +48,7 @@ func (s *Store) RemoveMember(ctx context.Context, cell cells.CellID, instance st
 func (s *Store) Members(ctx context.Context) ([]directory.MemberRow, error) {
 	rows, err := s.read.QueryContext(ctx, `SELECT heartbeat, beat, seen_at FROM members ORDER BY cell, instance`)
 	if err != nil {
-		return nil, translate("members", err)
+		return nil, s.translate("members", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []directory.MemberRow
@@ -58,7 +57,7 @@ func (s *Store) Members(ctx context.Context) ([]directory.MemberRow, error) {
 		var doc string
 		var at int64
 		if err := rows.Scan(&doc, &r.Beat, &at); err != nil {
-			return nil, translate("members", err)
+			return nil, s.translate("members", err)
 		}
 		if err := json.Unmarshal([]byte(doc), &r.Heartbeat); err != nil {
 			return nil, fmt.Errorf("%w: member: %w", cells.ErrInvalid, err)
@@ -66,10 +65,10 @@ func (s *Store) Members(ctx context.Context) ([]directory.MemberRow, error) {
 		r.SeenAt = fromMicros(at)
 		out = append(out, r)
 	}
-	return out, translate("members", rows.Err())
+	return out, s.translate("members", rows.Err())
 }
 
-func insertAudit(ctx context.Context, tx *sql.Tx, e api.AuditEntry) error {
+func insertAudit(ctx context.Context, tx *Tx, e api.AuditEntry) error {
 	detail := string(e.Detail)
 	if detail == "" {
 		detail = "{}"
@@ -82,13 +81,13 @@ func insertAudit(ctx context.Context, tx *sql.Tx, e api.AuditEntry) error {
 
 // AppendAudit implements [directory.Store].
 func (s *Store) AppendAudit(ctx context.Context, e api.AuditEntry) error {
-	return s.tx(ctx, "audit", func(tx *sql.Tx) error { return insertAudit(ctx, tx, e) })
+	return s.tx(ctx, "audit", func(tx *Tx) error { return insertAudit(ctx, tx, e) })
 }
 
 // Audit implements [directory.Store].
 func (s *Store) Audit(ctx context.Context, f directory.AuditFilter) ([]api.AuditEntry, error) {
 	query := `SELECT seq, at, peer, actor, request_id, action, tenant, cell, move, detail FROM audit
-		WHERE (?1 = 0 OR seq < ?1)`
+		WHERE (CAST(?1 AS BIGINT) = 0 OR seq < CAST(?1 AS BIGINT))`
 	args := []any{f.After}
 	if f.Tenant != "" {
 		query += ` AND tenant = ?2 AND tenant <> ''`
@@ -96,7 +95,7 @@ func (s *Store) Audit(ctx context.Context, f directory.AuditFilter) ([]api.Audit
 	}
 	rows, err := s.read.QueryContext(ctx, query+fmt.Sprintf(` ORDER BY seq DESC LIMIT %d`, pageLimit(f.Limit)), args...)
 	if err != nil {
-		return nil, translate("audit", err)
+		return nil, s.translate("audit", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []api.AuditEntry
@@ -105,10 +104,10 @@ func (s *Store) Audit(ctx context.Context, f directory.AuditFilter) ([]api.Audit
 		var at int64
 		var detail string
 		if err := rows.Scan(&e.Seq, &at, &e.Peer, &e.Actor, &e.RequestID, &e.Action, &e.Tenant, &e.Cell, &e.Move, &detail); err != nil {
-			return nil, translate("audit", err)
+			return nil, s.translate("audit", err)
 		}
 		e.At, e.Detail = fromMicros(at), json.RawMessage(detail)
 		out = append(out, e)
 	}
-	return out, translate("audit", rows.Err())
+	return out, s.translate("audit", rows.Err())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
@@ -39,7 +39,7 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 	if m.Undoes != "" {
 		op.Cell = ""
 	}
-	err = s.tx(ctx, "create move", func(tx *sql.Tx) error {
+	err = s.tx(ctx, "create move", func(tx *Tx) error {
 		if op.ID != "" {
 			first, err := firstMove(ctx, tx, op)
 			if err != nil {
@@ -71,12 +71,9 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 		if err != nil {
 			return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 		}
-		res, err := tx.ExecContext(ctx, `INSERT INTO moves (id, tenant, to_cell, state, active, unfinished, driver, version, doc)
-			VALUES (?, ?, ?, ?, 1, 1, ?, 1, ?)`, m.ID, m.Tenant, m.To, m.State, m.Driver, string(doc))
+		err = tx.QueryRowContext(ctx, `INSERT INTO moves (id, tenant, to_cell, state, active, unfinished, driver, version, doc)
+			VALUES (?, ?, ?, ?, 1, 1, ?, 1, ?) RETURNING seq`, m.ID, m.Tenant, m.To, m.State, m.Driver, string(doc)).Scan(&m.Seq)
 		if err != nil {
-			return err
-		}
-		if m.Seq, err = res.LastInsertId(); err != nil {
 			return err
 		}
 		if op.ID != "" {
@@ -92,7 +89,7 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 }
 
 // itemNames checks that a campaign still wants the move.
-func itemNames(ctx context.Context, tx *sql.Tx, m *api.Move) error {
+func itemNames(ctx context.Context, tx *Tx, m *api.Move) error {
 	it, err := scanItem(tx.QueryRowContext(ctx, `SELECT doc, state FROM campaign_items WHERE campaign = ? AND pos = ?`, m.Campaign, m.Item))
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
@@ -104,7 +101,7 @@ func itemNames(ctx context.Context, tx *sql.Tx, m *api.Move) error {
 }
 
 // firstMove returns the move that the operation made, or nil.
-func firstMove(ctx context.Context, tx *sql.Tx, op directory.Operation) (*api.Move, error) {
+func firstMove(ctx context.Context, tx *Tx, op directory.Operation) (*api.Move, error) {
 	var kind string
 	var tenant cells.TenantID
 	var cell cells.CellID
@@ -129,7 +126,7 @@ func firstMove(ctx context.Context, tx *sql.Tx, op directory.Operation) (*api.Mo
 // Move implements [directory.Store].
 func (s *Store) Move(ctx context.Context, id cells.MoveID) (api.Move, error) {
 	m, err := scanMove(s.read.QueryRowContext(ctx, `SELECT `+moveColumns+` FROM moves WHERE id = ?`, id))
-	return m, translate("move", err)
+	return m, s.translate("move", err)
 }
 
 // Moves implements [directory.Store].
@@ -159,24 +156,24 @@ func (s *Store) Moves(ctx context.Context, f directory.MoveFilter) ([]api.Move, 
 	query += ` ORDER BY seq DESC LIMIT ?`
 	rows, err := s.read.QueryContext(ctx, query, append(args, pageLimit(f.Limit))...)
 	if err != nil {
-		return nil, translate("moves", err)
+		return nil, s.translate("moves", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []api.Move
 	for rows.Next() {
 		m, err := scanMove(rows)
 		if err != nil {
-			return nil, translate("moves", err)
+			return nil, s.translate("moves", err)
 		}
 		out = append(out, m)
 	}
-	return out, translate("moves", rows.Err())
+	return out, s.translate("moves", rows.Err())
 }
 
 // UpdateMove implements [directory.Store].
 func (s *Store) UpdateMove(ctx context.Context, id cells.MoveID, fn func(*api.Move) error, audit *api.AuditEntry) (api.Move, error) {
 	var out api.Move
-	err := s.tx(ctx, "update move", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "update move", func(tx *Tx) error {
 		old, err := scanMove(tx.QueryRowContext(ctx, `SELECT `+moveColumns+` FROM moves WHERE id = ?`, id))
 		if err != nil {
 			return err

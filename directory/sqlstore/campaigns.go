@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
@@ -31,7 +31,7 @@ func scanCampaign(row interface{ Scan(...any) error }) (api.Campaign, error) {
 	return c, nil
 }
 
-func campaignIn(ctx context.Context, tx *sql.Tx, id api.CampaignID) (api.Campaign, error) {
+func campaignIn(ctx context.Context, tx *Tx, id api.CampaignID) (api.Campaign, error) {
 	return scanCampaign(tx.QueryRowContext(ctx, `SELECT `+campaignColumns+` FROM campaigns WHERE id = ?`, id))
 }
 
@@ -45,7 +45,7 @@ func document(c api.Campaign) (string, error) {
 	return string(b), nil
 }
 
-func putCampaign(ctx context.Context, tx *sql.Tx, c *api.Campaign) error {
+func putCampaign(ctx context.Context, tx *Tx, c *api.Campaign) error {
 	c.Version++
 	doc, err := document(*c)
 	if err != nil {
@@ -57,14 +57,10 @@ func putCampaign(ctx context.Context, tx *sql.Tx, c *api.Campaign) error {
 }
 
 // insertItems numbers and writes items; many in one statement.
-func insertItems(ctx context.Context, tx *sql.Tx, c *api.Campaign, items []api.PlannedItem) error {
+func insertItems(ctx context.Context, tx *Tx, c *api.Campaign, items []api.PlannedItem) error {
 	const chunk = 200
 	head, one := `INSERT INTO campaign_items (campaign, pos, state, doc) VALUES `, `(?,?,'PENDING',?)`
-	full, err := tx.PrepareContext(ctx, head+one+strings.Repeat(`,`+one, chunk-1))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = full.Close() }()
+	full := head + one + strings.Repeat(`,`+one, chunk-1)
 	for len(items) > 0 {
 		n := min(chunk, len(items))
 		args := make([]any, 0, 3*n)
@@ -79,12 +75,11 @@ func insertItems(ctx context.Context, tx *sql.Tx, c *api.Campaign, items []api.P
 			}
 			args = append(args, c.ID, c.NextPos, string(doc))
 		}
-		if n == chunk {
-			_, err = full.ExecContext(ctx, args...)
-		} else {
-			_, err = tx.ExecContext(ctx, head+one+strings.Repeat(`,`+one, n-1), args...)
+		query := full
+		if n < chunk {
+			query = head + one + strings.Repeat(`,`+one, n-1)
 		}
-		if err != nil {
+		if _, err := tx.ExecContext(ctx, query, args...); err != nil {
 			return err
 		}
 		c.Counts.Total += int64(n)
@@ -96,7 +91,7 @@ func insertItems(ctx context.Context, tx *sql.Tx, c *api.Campaign, items []api.P
 
 // CreateCampaign implements [directory.Store].
 func (s *Store) CreateCampaign(ctx context.Context, c api.Campaign, items []api.PlannedItem, audit api.AuditEntry) (rec api.Campaign, created bool, err error) {
-	err = s.tx(ctx, "create campaign", func(tx *sql.Tx) error {
+	err = s.tx(ctx, "create campaign", func(tx *Tx) error {
 		created = false
 		if c.OperationID != "" {
 			rec, err = scanCampaign(tx.QueryRowContext(ctx, `SELECT `+campaignColumns+` FROM campaigns WHERE operation = ?`, c.OperationID))
@@ -107,12 +102,9 @@ func (s *Store) CreateCampaign(ctx context.Context, c api.Campaign, items []api.
 		rec = c
 		rec.State, rec.Version, rec.Driver = api.CampaignPlanned, 0, ""
 		rec.Counts, rec.NextPos, rec.Rows, rec.Bytes = api.CampaignCounts{}, 0, 0, 0
-		res, err := tx.ExecContext(ctx, `INSERT INTO campaigns (id, state, driven, driver, version, operation, doc) VALUES (?, ?, 0, '', 0, ?, '{}')`,
-			rec.ID, rec.State, rec.OperationID)
+		err := tx.QueryRowContext(ctx, `INSERT INTO campaigns (id, state, driven, driver, version, operation, doc) VALUES (?, ?, 0, '', 0, ?, '{}') RETURNING seq`,
+			rec.ID, rec.State, rec.OperationID).Scan(&rec.Seq)
 		if err != nil {
-			return err
-		}
-		if rec.Seq, err = res.LastInsertId(); err != nil {
 			return err
 		}
 		if err := insertItems(ctx, tx, &rec, items); err != nil {
@@ -130,26 +122,26 @@ func (s *Store) CreateCampaign(ctx context.Context, c api.Campaign, items []api.
 // Campaign implements [directory.Store].
 func (s *Store) Campaign(ctx context.Context, id api.CampaignID) (api.Campaign, error) {
 	c, err := scanCampaign(s.read.QueryRowContext(ctx, `SELECT `+campaignColumns+` FROM campaigns WHERE id = ?`, id))
-	return c, translate("campaign", err)
+	return c, s.translate("campaign", err)
 }
 
 // Campaigns implements [directory.Store].
 func (s *Store) Campaigns(ctx context.Context, f directory.CampaignFilter) ([]api.Campaign, error) {
 	rows, err := s.read.QueryContext(ctx, `SELECT `+campaignColumns+` FROM campaigns
-		WHERE (?1 = '' OR state = ?1) AND (?2 = 0 OR seq < ?2) ORDER BY seq DESC LIMIT ?3`, f.State, f.After, pageLimit(f.Limit))
+		WHERE (?1 = '' OR state = ?1) AND (CAST(?2 AS BIGINT) = 0 OR seq < CAST(?2 AS BIGINT)) ORDER BY seq DESC LIMIT ?3`, f.State, f.After, pageLimit(f.Limit))
 	if err != nil {
-		return nil, translate("campaigns", err)
+		return nil, s.translate("campaigns", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []api.Campaign
 	for rows.Next() {
 		c, err := scanCampaign(rows)
 		if err != nil {
-			return nil, translate("campaigns", err)
+			return nil, s.translate("campaigns", err)
 		}
 		out = append(out, c)
 	}
-	return out, translate("campaigns", rows.Err())
+	return out, s.translate("campaigns", rows.Err())
 }
 
 func scanItem(row interface{ Scan(...any) error }) (api.CampaignItem, error) {
@@ -174,18 +166,18 @@ func (s *Store) CampaignItems(ctx context.Context, f directory.ItemFilter) ([]ap
 	}
 	rows, err := s.read.QueryContext(ctx, query+` ORDER BY pos LIMIT ?`, append(args, pageLimit(f.Limit))...)
 	if err != nil {
-		return nil, translate("campaign items", err)
+		return nil, s.translate("campaign items", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []api.CampaignItem
 	for rows.Next() {
 		it, err := scanItem(rows)
 		if err != nil {
-			return nil, translate("campaign items", err)
+			return nil, s.translate("campaign items", err)
 		}
 		out = append(out, it)
 	}
-	return out, translate("campaign items", rows.Err())
+	return out, s.translate("campaign items", rows.Err())
 }
 
 // changeCampaign runs fn on a record and restores what it must not change.
@@ -204,7 +196,7 @@ func changeCampaign(c *api.Campaign, fn func(*api.Campaign) error) error {
 // UpdateCampaign implements [directory.Store].
 func (s *Store) UpdateCampaign(ctx context.Context, id api.CampaignID, fn func(*api.Campaign) error, audit *api.AuditEntry) (api.Campaign, error) {
 	var out api.Campaign
-	err := s.tx(ctx, "update campaign", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "update campaign", func(tx *Tx) error {
 		c, err := campaignIn(ctx, tx, id)
 		if err != nil {
 			return err
@@ -227,7 +219,7 @@ func (s *Store) UpdateCampaign(ctx context.Context, id api.CampaignID, fn func(*
 // ReplaceItems implements [directory.Store].
 func (s *Store) ReplaceItems(ctx context.Context, id api.CampaignID, fn func(*api.Campaign) error, items []api.PlannedItem, audit api.AuditEntry) (api.Campaign, error) {
 	var out api.Campaign
-	err := s.tx(ctx, "replace items", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "replace items", func(tx *Tx) error {
 		c, err := campaignIn(ctx, tx, id)
 		if err != nil {
 			return err
@@ -236,7 +228,7 @@ func (s *Store) ReplaceItems(ctx context.Context, id api.CampaignID, fn func(*ap
 			return err
 		}
 		var rows, bytes int64
-		err = tx.QueryRowContext(ctx, `SELECT coalesce(sum(doc ->> 'rows'), 0), coalesce(sum(doc ->> 'bytes'), 0) FROM campaign_items
+		err = tx.QueryRowContext(ctx, `SELECT coalesce(sum(CAST(doc ->> 'rows' AS BIGINT)), 0), coalesce(sum(CAST(doc ->> 'bytes' AS BIGINT)), 0) FROM campaign_items
 			WHERE campaign = ? AND state = 'PENDING'`, id).Scan(&rows, &bytes)
 		if err != nil {
 			return err
@@ -277,7 +269,7 @@ func (s *Store) updateItem(ctx context.Context, id api.CampaignID, pos int64, un
 	also func(*api.Campaign, *api.CampaignItem) error, audit *api.AuditEntry,
 ) (api.CampaignItem, error) {
 	var out api.CampaignItem
-	err := s.tx(ctx, "update item", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "update item", func(tx *Tx) error {
 		c, err := campaignIn(ctx, tx, id)
 		if err != nil {
 			return err
@@ -334,7 +326,7 @@ func (s *Store) updateItem(ctx context.Context, id api.CampaignID, pos int64, un
 // MoveItems implements [directory.Store].
 func (s *Store) MoveItems(ctx context.Context, id api.CampaignID, from []api.ItemState, to api.ItemState, reason string) (int64, error) {
 	var n int64
-	err := s.tx(ctx, "move items", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "move items", func(tx *Tx) error {
 		n = 0
 		c, err := campaignIn(ctx, tx, id)
 		if err != nil {
@@ -347,7 +339,7 @@ func (s *Store) MoveItems(ctx context.Context, id api.CampaignID, from []api.Ite
 			if !f.Valid() || f == to {
 				return fmt.Errorf("%w: items from state %q to %q", cells.ErrInvalid, f, to)
 			}
-			res, err := tx.ExecContext(ctx, `UPDATE campaign_items SET state = ?, doc = json_set(doc, '$.reason', ?) WHERE campaign = ? AND state = ?`, to, reason, id, f)
+			res, err := tx.ExecContext(ctx, `UPDATE campaign_items SET state = ?, doc = `+s.d.SetText(`doc`, `reason`, `?`)+` WHERE campaign = ? AND state = ?`, to, reason, id, f)
 			if err != nil {
 				return err
 			}

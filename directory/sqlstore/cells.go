@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
@@ -39,35 +39,36 @@ func scanCell(row interface{ Scan(...any) error }) (api.Cell, error) {
 
 // Cells implements [directory.Store].
 func (s *Store) Cells(ctx context.Context) ([]api.Cell, int64, error) {
-	tx, err := s.read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
-	if err != nil {
-		return nil, 0, translate("cells", err)
-	}
-	defer func() { _ = tx.Rollback() }()
-	var rev int64
-	if err := tx.QueryRowContext(ctx, `SELECT value FROM meta WHERE name = 'cells_revision'`).Scan(&rev); err != nil {
-		return nil, 0, translate("cells", err)
-	}
-	rows, err := tx.QueryContext(ctx, `SELECT `+cellColumns+` FROM cells c ORDER BY c.id`)
-	if err != nil {
-		return nil, 0, translate("cells", err)
-	}
-	defer func() { _ = rows.Close() }()
 	var out []api.Cell
-	for rows.Next() {
-		c, err := scanCell(rows)
-		if err != nil {
-			return nil, 0, translate("cells", err)
+	var rev int64
+	err := s.snapshot(ctx, "cells", func(tx *Tx) error {
+		if err := tx.QueryRowContext(ctx, `SELECT value FROM meta WHERE name = 'cells_revision'`).Scan(&rev); err != nil {
+			return err
 		}
-		out = append(out, c)
+		rows, err := tx.QueryContext(ctx, `SELECT `+cellColumns+` FROM cells c ORDER BY c.id`)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = rows.Close() }()
+		for rows.Next() {
+			c, err := scanCell(rows)
+			if err != nil {
+				return err
+			}
+			out = append(out, c)
+		}
+		return rows.Err()
+	})
+	if err != nil {
+		return nil, 0, err
 	}
-	return out, rev, translate("cells", rows.Err())
+	return out, rev, nil
 }
 
 // PutCell implements [directory.Store].
 func (s *Store) PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec, audit api.AuditEntry) (api.Cell, error) {
 	var out api.Cell
-	err := s.tx(ctx, "put cell", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "put cell", func(tx *Tx) error {
 		old, err := cellIn(ctx, tx, id)
 		if err != nil {
 			return err
@@ -95,7 +96,7 @@ func (s *Store) PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec,
 }
 
 // cellIn returns the cell, nil if it is not registered.
-func cellIn(ctx context.Context, tx *sql.Tx, id cells.CellID) (*api.Cell, error) {
+func cellIn(ctx context.Context, tx *Tx, id cells.CellID) (*api.Cell, error) {
 	c, err := scanCell(tx.QueryRowContext(ctx, `SELECT `+cellColumns+` FROM cells c WHERE c.id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
@@ -104,13 +105,13 @@ func cellIn(ctx context.Context, tx *sql.Tx, id cells.CellID) (*api.Cell, error)
 }
 
 // nextCells raises the revision of all cells.
-func nextCells(ctx context.Context, tx *sql.Tx) (rev int64, err error) {
+func nextCells(ctx context.Context, tx *Tx) (rev int64, err error) {
 	err = tx.QueryRowContext(ctx, `UPDATE meta SET value = value + 1 WHERE name = 'cells_revision' RETURNING value`).Scan(&rev)
 	return rev, err
 }
 
 // putCell writes a cell and its names.
-func putCell(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec, now time.Time) error {
+func putCell(ctx context.Context, tx *Tx, id cells.CellID, spec api.CellSpec, now time.Time) error {
 	if err := checkDefault(ctx, tx, id, spec); err != nil {
 		return err
 	}
@@ -136,7 +137,7 @@ func putCell(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec
 }
 
 // removeCell forgets a cell that counts no tenants.
-func removeCell(ctx context.Context, tx *sql.Tx, c *api.Cell) error {
+func removeCell(ctx context.Context, tx *Tx, c *api.Cell) error {
 	if c.Tenants > 0 {
 		return fmt.Errorf("%w: cell %s counts %d tenants", cells.ErrConflict, c.ID, c.Tenants)
 	}
@@ -151,7 +152,7 @@ func removeCell(ctx context.Context, tx *sql.Tx, c *api.Cell) error {
 	return nil
 }
 
-func checkDefault(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec) error {
+func checkDefault(ctx context.Context, tx *Tx, id cells.CellID, spec api.CellSpec) error {
 	if !spec.Default {
 		return nil
 	}
@@ -167,14 +168,14 @@ func checkDefault(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.Cel
 }
 
 // putNames replaces the cell's hosts and issuers.
-func putNames(ctx context.Context, tx *sql.Tx, id cells.CellID, spec api.CellSpec) error {
+func putNames(ctx context.Context, tx *Tx, id cells.CellID, spec api.CellSpec) error {
 	if _, err := tx.ExecContext(ctx, `DELETE FROM cell_names WHERE cell = ?`, id); err != nil {
 		return err
 	}
 	put := func(kind, name string) error {
 		var owner string
 		err := tx.QueryRowContext(ctx, `INSERT INTO cell_names (kind, name, cell) VALUES (?, ?, ?)
-			ON CONFLICT (kind, name) DO UPDATE SET cell = cell RETURNING cell`, kind, name, id).Scan(&owner)
+			ON CONFLICT (kind, name) DO UPDATE SET cell = cell_names.cell RETURNING cell`, kind, name, id).Scan(&owner)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
@@ -49,13 +49,13 @@ func scanDocs[T any](rows *sql.Rows, err error) ([]T, error) {
 // Versions implements [directory.Store].
 func (s *Store) Versions(ctx context.Context) ([]provision.Version, error) {
 	list, err := scanDocs[provision.Version](s.read.QueryContext(ctx, `SELECT doc FROM versions ORDER BY name`))
-	return list, translate("versions", err)
+	return list, s.translate("versions", err)
 }
 
 // PutVersion implements [directory.Store].
 func (s *Store) PutVersion(ctx context.Context, v provision.Version, replace bool, audit api.AuditEntry) (provision.Version, error) {
 	out := v
-	err := s.tx(ctx, "put version", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "put version", func(tx *Tx) error {
 		have, err := scanDoc[provision.Version](tx.QueryRowContext(ctx, `SELECT doc FROM versions WHERE name = ?`, v.Name))
 		switch {
 		case errors.Is(err, sql.ErrNoRows):
@@ -81,7 +81,7 @@ func (s *Store) PutVersion(ctx context.Context, v provision.Version, replace boo
 
 // RemoveVersion implements [directory.Store].
 func (s *Store) RemoveVersion(ctx context.Context, name string, audit api.AuditEntry) error {
-	return s.tx(ctx, "remove version", func(tx *sql.Tx) error {
+	return s.tx(ctx, "remove version", func(tx *Tx) error {
 		var cell string
 		err := tx.QueryRowContext(ctx, `SELECT cell FROM provisioned WHERE version = ? AND desired <> 'retired' ORDER BY cell LIMIT 1`, name).Scan(&cell)
 		if err == nil {
@@ -103,23 +103,23 @@ func (s *Store) RemoveVersion(ctx context.Context, name string, audit api.AuditE
 
 // Provisioned implements [directory.Store].
 func (s *Store) Provisioned(ctx context.Context) ([]provision.Record, int64, error) {
-	tx, err := s.read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
-	if err != nil {
-		return nil, 0, translate("provisioned", err)
-	}
-	defer func() { _ = tx.Rollback() }()
+	var list []provision.Record
 	var rev int64
-	if err := tx.QueryRowContext(ctx, `SELECT value FROM meta WHERE name = 'specs_revision'`).Scan(&rev); err != nil {
-		return nil, 0, translate("provisioned", err)
-	}
-	list, err := scanDocs[provision.Record](tx.QueryContext(ctx, `SELECT doc FROM provisioned ORDER BY cell`))
-	return list, rev, translate("provisioned", err)
+	err := s.snapshot(ctx, "provisioned", func(tx *Tx) error {
+		if err := tx.QueryRowContext(ctx, `SELECT value FROM meta WHERE name = 'specs_revision'`).Scan(&rev); err != nil {
+			return err
+		}
+		var err error
+		list, err = scanDocs[provision.Record](tx.QueryContext(ctx, `SELECT doc FROM provisioned ORDER BY cell`))
+		return err
+	})
+	return list, rev, err
 }
 
 // UpdateProvisioned implements [directory.Store].
 func (s *Store) UpdateProvisioned(ctx context.Context, cell cells.CellID, fn func(*directory.ProvisionChange) error, audit *api.AuditEntry) (provision.Record, error) {
 	var out provision.Record
-	err := s.tx(ctx, "update provisioned", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "update provisioned", func(tx *Tx) error {
 		ch, err := changeOf(ctx, tx, cell)
 		if err != nil {
 			return err
@@ -163,7 +163,7 @@ func (s *Store) UpdateProvisioned(ctx context.Context, cell cells.CellID, fn fun
 	return out, err
 }
 
-func changeOf(ctx context.Context, tx *sql.Tx, cell cells.CellID) (directory.ProvisionChange, error) {
+func changeOf(ctx context.Context, tx *Tx, cell cells.CellID) (directory.ProvisionChange, error) {
 	var ch directory.ProvisionChange
 	var err error
 	ch.Record, err = scanDoc[provision.Record](tx.QueryRowContext(ctx, `SELECT doc FROM provisioned WHERE cell = ?`, cell))
@@ -175,12 +175,12 @@ func changeOf(ctx context.Context, tx *sql.Tx, cell cells.CellID) (directory.Pro
 	if ch.Cell, err = cellIn(ctx, tx, cell); err != nil {
 		return ch, err
 	}
-	err = tx.QueryRowContext(ctx, `SELECT count(*) FROM moves WHERE unfinished = 1 AND (to_cell = ?1 OR doc ->> '$.from' = ?1)`, cell).Scan(&ch.Moves)
+	err = tx.QueryRowContext(ctx, `SELECT count(*) FROM moves WHERE unfinished = 1 AND (to_cell = ?1 OR doc ->> 'from' = ?1)`, cell).Scan(&ch.Moves)
 	return ch, err
 }
 
 // saveRecord writes a record, and numbers it when its spec has changed.
-func saveRecord(ctx context.Context, tx *sql.Tx, old, next *provision.Record) error {
+func saveRecord(ctx context.Context, tx *Tx, old, next *provision.Record) error {
 	if !reflect.DeepEqual(old.Spec, next.Spec) || old.Spec.Generation == 0 {
 		next.Spec.Generation = old.Spec.Generation + 1
 	}

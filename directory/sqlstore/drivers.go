@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 )
 
@@ -21,7 +20,7 @@ var (
 func drivenBeats[ID ~string, B any](ctx context.Context, s *Store, d driven, what string, of func(id ID, driver string, beat int64) B) ([]B, error) {
 	rows, err := s.read.QueryContext(ctx, fmt.Sprintf("SELECT id, driver, beat FROM %s WHERE %s = 1 ORDER BY seq", d.table, d.active))
 	if err != nil {
-		return nil, translate(what, err)
+		return nil, s.translate(what, err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []B
@@ -30,16 +29,16 @@ func drivenBeats[ID ~string, B any](ctx context.Context, s *Store, d driven, wha
 		var driver string
 		var beat int64
 		if err := rows.Scan(&id, &driver, &beat); err != nil {
-			return nil, translate(what, err)
+			return nil, s.translate(what, err)
 		}
 		out = append(out, of(id, driver, beat))
 	}
-	return out, translate(what, rows.Err())
+	return out, s.translate(what, rows.Err())
 }
 
 // beat raises the beats of the rows that driver drives.
 func (s *Store) beat(ctx context.Context, d driven, what, driver string) error {
-	return s.tx(ctx, what, func(tx *sql.Tx) error {
+	return s.tx(ctx, what, func(tx *Tx) error {
 		_, err := tx.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET beat = beat + 1 WHERE %s = 1 AND driver = ?", d.table, d.active), driver)
 		return err
 	})
@@ -48,7 +47,7 @@ func (s *Store) beat(ctx context.Context, d driven, what, driver string) error {
 // take gives the row to driver if it still has the driver and the beat that were seen.
 func (s *Store) take(ctx context.Context, d driven, what, id, seenDriver string, seenBeat int64, driver string) (bool, error) {
 	var n int64
-	err := s.tx(ctx, what, func(tx *sql.Tx) error {
+	err := s.tx(ctx, what, func(tx *Tx) error {
 		res, err := tx.ExecContext(ctx, fmt.Sprintf(`UPDATE %s SET driver = ?, beat = beat + 1, version = version + 1
 			WHERE id = ? AND driver = ? AND beat = ? AND %s = 1`, d.table, d.active), driver, id, seenDriver, seenBeat)
 		if err != nil {

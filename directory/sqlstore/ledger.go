@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
@@ -29,7 +29,7 @@ func scanLedger(row interface{ Scan(...any) error }) (directory.LedgerRow, error
 
 // Reserve implements [directory.Store].
 func (s *Store) Reserve(ctx context.Context, r directory.Reservation, audit api.AuditEntry) (row directory.LedgerRow, joined bool, err error) {
-	err = s.tx(ctx, "reserve", func(tx *sql.Tx) error {
+	err = s.tx(ctx, "reserve", func(tx *Tx) error {
 		if err := putOperation(ctx, tx, r.Operation, nil, r.At); err != nil {
 			return err
 		}
@@ -69,7 +69,7 @@ func (s *Store) Reserve(ctx context.Context, r directory.Reservation, audit api.
 // chooseCell returns the cell asked for, or the open one with the fewest tenants,
 // after looking at its state and its quota. The tenant's own ledger row, if it is
 // counted there, does not stand in its way.
-func chooseCell(ctx context.Context, tx *sql.Tx, want cells.CellID, tenant cells.TenantID, live []cells.CellID) (cells.CellID, error) {
+func chooseCell(ctx context.Context, tx *Tx, want cells.CellID, tenant cells.TenantID, live []cells.CellID) (cells.CellID, error) {
 	const query = `SELECT c.id, c.state, c.closed, c.placements_max,
 			` + tenantsOf + ` - (SELECT count(*) FROM placements p WHERE p.tenant = ?1 AND p.cell = c.id) AS n
 		FROM cells c WHERE ?2 = '' OR c.id = ?2 ORDER BY n, c.id`
@@ -121,20 +121,16 @@ func (s *Store) Settle(ctx context.Context, list []directory.Settlement) error {
 	if len(list) == 0 {
 		return nil
 	}
-	return s.tx(ctx, "settle", func(tx *sql.Tx) error {
-		stmt, err := tx.PrepareContext(ctx, `INSERT INTO placements (`+ledgerColumns+`) VALUES (?, ?, ?, '', '', ?, ?)
+	return s.tx(ctx, "settle", func(tx *Tx) error {
+		const query = `INSERT INTO placements (` + ledgerColumns + `) VALUES (?, ?, ?, '', '', ?, ?)
 			ON CONFLICT (tenant) DO UPDATE SET cell = excluded.cell, state = excluded.state, revision = excluded.revision
-			WHERE excluded.revision > placements.revision`)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = stmt.Close() }()
+			WHERE excluded.revision > placements.revision`
 		for _, x := range list {
 			cell, state := x.Cell, string(directory.PlacementPlaced)
 			if !x.Exists {
 				cell, state = "", gone
 			}
-			if _, err := stmt.ExecContext(ctx, x.Tenant, cell, state, x.Revision, micros(x.At)); err != nil {
+			if _, err := tx.ExecContext(ctx, query, x.Tenant, cell, state, x.Revision, micros(x.At)); err != nil {
 				return err
 			}
 		}
@@ -144,7 +140,7 @@ func (s *Store) Settle(ctx context.Context, list []directory.Settlement) error {
 
 // Release implements [directory.Store].
 func (s *Store) Release(ctx context.Context, tenant cells.TenantID, seen cells.Revision) error {
-	return s.tx(ctx, "release", func(tx *sql.Tx) error {
+	return s.tx(ctx, "release", func(tx *Tx) error {
 		_, err := tx.ExecContext(ctx, `UPDATE placements SET state = 'GONE', cell = ''
 			WHERE tenant = ? AND state = 'RESERVED' AND revision = ?`, tenant, seen)
 		return err
@@ -156,27 +152,27 @@ func (s *Store) Reserved(ctx context.Context, after cells.TenantID, limit int) (
 	rows, err := s.read.QueryContext(ctx, `SELECT `+ledgerColumns+` FROM placements
 		WHERE state = 'RESERVED' AND tenant > ? ORDER BY tenant LIMIT ?`, after, pageLimit(limit))
 	if err != nil {
-		return nil, translate("reserved", err)
+		return nil, s.translate("reserved", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []directory.LedgerRow
 	for rows.Next() {
 		r, err := scanLedger(rows)
 		if err != nil {
-			return nil, translate("reserved", err)
+			return nil, s.translate("reserved", err)
 		}
 		out = append(out, r)
 	}
-	return out, translate("reserved", rows.Err())
+	return out, s.translate("reserved", rows.Err())
 }
 
 // putOperation records the operation, or checks that the recorded one is the same.
-func putOperation(ctx context.Context, tx *sql.Tx, op directory.Operation, answer *string, at time.Time) error {
+func putOperation(ctx context.Context, tx *Tx, op directory.Operation, answer *string, at time.Time) error {
 	var kind string
 	var tenant cells.TenantID
 	var cell cells.CellID
 	err := tx.QueryRowContext(ctx, `INSERT INTO operations (id, kind, tenant, cell, answer, created_at) VALUES (?, ?, ?, ?, ?, ?)
-		ON CONFLICT (id) DO UPDATE SET id = id RETURNING kind, tenant, cell`,
+		ON CONFLICT (id) DO UPDATE SET id = operations.id RETURNING kind, tenant, cell`,
 		op.ID, op.Kind, op.Tenant, op.Cell, answer, micros(at)).Scan(&kind, &tenant, &cell)
 	if err != nil {
 		return err
@@ -203,7 +199,7 @@ func (s *Store) Answer(ctx context.Context, op directory.Operation) ([]byte, err
 		return nil, nil
 	}
 	if err != nil {
-		return nil, translate("answer", err)
+		return nil, s.translate("answer", err)
 	}
 	if err := sameOperation(op, kind, tenant, cell); err != nil {
 		return nil, err
@@ -217,7 +213,7 @@ func (s *Store) Answer(ctx context.Context, op directory.Operation) ([]byte, err
 // SaveAnswer implements [directory.Store].
 func (s *Store) SaveAnswer(ctx context.Context, op directory.Operation, answer []byte, at time.Time) ([]byte, error) {
 	var first string
-	err := s.tx(ctx, "save answer", func(tx *sql.Tx) error {
+	err := s.tx(ctx, "save answer", func(tx *Tx) error {
 		if err := putOperation(ctx, tx, op, nil, at); err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
@@ -46,12 +46,12 @@ func budgetEntries(ctx context.Context, q queryer, tenant cells.TenantID) ([]cel
 // Entries implements [cells.BudgetStore].
 func (b budgets) Entries(ctx context.Context, tenant cells.TenantID) ([]cells.BudgetEntry, error) {
 	out, err := budgetEntries(ctx, b.s.read, tenant)
-	return out, translate("budget", err)
+	return out, b.s.translate("budget", err)
 }
 
 // Update implements [cells.BudgetStore].
 func (b budgets) Update(ctx context.Context, tenant cells.TenantID, change func([]cells.BudgetEntry) ([]cells.BudgetEntry, error)) error {
-	return b.s.tx(ctx, "budget", func(tx *sql.Tx) error {
+	return b.s.tx(ctx, "budget", func(tx *Tx) error {
 		old, err := budgetEntries(ctx, tx, tenant)
 		if err != nil {
 			return err
@@ -94,14 +94,14 @@ func (b budgets) BudgetLimit(ctx context.Context, tenant cells.TenantID) (limit 
 	if errors.Is(err, sql.ErrNoRows) {
 		return cells.BudgetLimit{}, false, nil
 	}
-	return limit, err == nil, translate("budget limit", err)
+	return limit, err == nil, b.s.translate("budget limit", err)
 }
 
 // Limits implements [directory.Store].
 func (s *Store) Limits(ctx context.Context) ([]api.BudgetLimit, error) {
 	rows, err := s.read.QueryContext(ctx, `SELECT tenant, pause, actor, at FROM budget_limits ORDER BY tenant`)
 	if err != nil {
-		return nil, translate("budget limits", err)
+		return nil, s.translate("budget limits", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []api.BudgetLimit
@@ -109,17 +109,17 @@ func (s *Store) Limits(ctx context.Context) ([]api.BudgetLimit, error) {
 		var l api.BudgetLimit
 		var at int64
 		if err := rows.Scan(&l.Tenant, &l.Pause, &l.Actor, &at); err != nil {
-			return nil, translate("budget limits", err)
+			return nil, s.translate("budget limits", err)
 		}
 		l.At = fromMicros(at)
 		out = append(out, l)
 	}
-	return out, translate("budget limits", rows.Err())
+	return out, s.translate("budget limits", rows.Err())
 }
 
 // SetLimit implements [directory.Store].
 func (s *Store) SetLimit(ctx context.Context, l api.BudgetLimit, audit api.AuditEntry) error {
-	return s.tx(ctx, "budget limit", func(tx *sql.Tx) error {
+	return s.tx(ctx, "budget limit", func(tx *Tx) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO budget_limits (tenant, pause, actor, at) VALUES (?, ?, ?, ?)
 			ON CONFLICT (tenant) DO UPDATE SET pause = excluded.pause, actor = excluded.actor, at = excluded.at`,
 			l.Tenant, int64(l.Pause), l.Actor, micros(l.At))
@@ -132,7 +132,7 @@ func (s *Store) SetLimit(ctx context.Context, l api.BudgetLimit, audit api.Audit
 
 // RemoveLimit implements [directory.Store].
 func (s *Store) RemoveLimit(ctx context.Context, tenant cells.TenantID, audit api.AuditEntry) error {
-	return s.tx(ctx, "budget limit", func(tx *sql.Tx) error {
+	return s.tx(ctx, "budget limit", func(tx *Tx) error {
 		res, err := tx.ExecContext(ctx, `DELETE FROM budget_limits WHERE tenant = ?`, tenant)
 		if err != nil {
 			return err

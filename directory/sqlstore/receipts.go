@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sqlite
+package sqlstore
 
 import (
 	"context"
-	"database/sql"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -21,7 +20,7 @@ func microsOrZero(t time.Time) int64 {
 
 // SaveSeen implements [directory.Store].
 func (s *Store) SaveSeen(ctx context.Context, r directory.SeenRow) (saved bool, err error) {
-	err = s.tx(ctx, "seen", func(tx *sql.Tx) error {
+	err = s.tx(ctx, "seen", func(tx *Tx) error {
 		res, err := tx.ExecContext(ctx, `INSERT INTO seen (move, edge, instance, seq, refused, first_at, last_at) VALUES (?, ?, ?, ?, ?, ?, ?)
 			ON CONFLICT (move, edge, instance) DO UPDATE SET seq = excluded.seq, refused = excluded.refused,
 			first_at = excluded.first_at, last_at = excluded.last_at WHERE excluded.seq > seen.seq`,
@@ -40,7 +39,7 @@ func (s *Store) SaveSeen(ctx context.Context, r directory.SeenRow) (saved bool, 
 func (s *Store) Seen(ctx context.Context, move cells.MoveID) ([]directory.SeenRow, error) {
 	rows, err := s.read.QueryContext(ctx, `SELECT edge, instance, seq, refused, first_at, last_at FROM seen WHERE move = ? ORDER BY edge, instance`, move)
 	if err != nil {
-		return nil, translate("seen", err)
+		return nil, s.translate("seen", err)
 	}
 	defer func() { _ = rows.Close() }()
 	var out []directory.SeenRow
@@ -48,14 +47,14 @@ func (s *Store) Seen(ctx context.Context, move cells.MoveID) ([]directory.SeenRo
 		r := directory.SeenRow{Move: move}
 		var first, last int64
 		if err := rows.Scan(&r.Edge, &r.Instance, &r.Seq, &r.Refused, &first, &last); err != nil {
-			return nil, translate("seen", err)
+			return nil, s.translate("seen", err)
 		}
 		if r.Refused > 0 {
 			r.First, r.Last = fromMicros(first), fromMicros(last)
 		}
 		out = append(out, r)
 	}
-	return out, translate("seen", rows.Err())
+	return out, s.translate("seen", rows.Err())
 }
 
 func receiptEntries(ctx context.Context, q queryer, move cells.MoveID) ([][]byte, error) {
@@ -77,7 +76,7 @@ func receiptEntries(ctx context.Context, q queryer, move cells.MoveID) ([][]byte
 
 // AppendReceipt implements [directory.Store].
 func (s *Store) AppendReceipt(ctx context.Context, move cells.MoveID, build func([][]byte) ([]byte, error)) error {
-	return s.tx(ctx, "receipt", func(tx *sql.Tx) error {
+	return s.tx(ctx, "receipt", func(tx *Tx) error {
 		entries, err := receiptEntries(ctx, tx, move)
 		if err != nil {
 			return err
@@ -94,5 +93,5 @@ func (s *Store) AppendReceipt(ctx context.Context, move cells.MoveID, build func
 // Receipt implements [directory.Store].
 func (s *Store) Receipt(ctx context.Context, move cells.MoveID) ([][]byte, error) {
 	out, err := receiptEntries(ctx, s.read, move)
-	return out, translate("receipt", err)
+	return out, s.translate("receipt", err)
 }
