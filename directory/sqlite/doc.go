@@ -12,7 +12,8 @@
 // [cells.ErrUnavailable]; what such a call changed is unknown to its caller.
 //
 // The schema is migrated on Open, forward only. A file that a newer build has
-// migrated is refused with [cells.ErrInvalid] and left alone, and so is one that
-// is not a database. A migration of this package has its twin in
+// migrated is used if its meta table says that this build may (needs_schema), else
+// refused with [cells.ErrInvalid] and left alone, and so is one that is not a
+// database. A migration of this package has its twin in
 // directory/postgres, with the same number, tables and columns.
 package sqlite

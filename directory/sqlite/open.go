@@ -91,7 +91,7 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	}
 	var last error
 	for range 5 {
-		last = migrateOnce(ctx, p)
+		last = migrateOnce(ctx, db, p)
 		if last == nil || errors.Is(last, cells.ErrInvalid) || ctx.Err() != nil {
 			return last
 		}
@@ -105,14 +105,13 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	return last
 }
 
-func migrateOnce(ctx context.Context, p *goose.Provider) error {
+func migrateOnce(ctx context.Context, db *sql.DB, p *goose.Provider) error {
 	current, target, err := p.GetVersions(ctx)
 	if err != nil {
 		return dialect.Translate("migrate", err)
 	}
 	if current > target {
-		return fmt.Errorf("%w: directory store has schema %d, this build knows up to %d: run a newer build",
-			cells.ErrInvalid, current, target)
+		return dialect.Translate("migrate", sqlstore.RunsOn(ctx, db, current, target))
 	}
 	if _, err := p.Up(ctx); err != nil {
 		return dialect.Translate("migrate", err)

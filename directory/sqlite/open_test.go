@@ -39,11 +39,30 @@ func TestOpenRefusesForeignAndNewerFiles(t *testing.T) {
 	if _, err := db.Exec(`INSERT INTO directory_migrations (version_id, is_applied) VALUES (99, 1)`); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := db.Exec(`DELETE FROM meta WHERE name = 'needs_schema'`); err != nil {
+		t.Fatal(err)
+	}
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := sqlite.Open(t.Context(), newer); !errors.Is(err, cells.ErrInvalid) {
 		t.Errorf("a file of a newer build: %v, want ErrInvalid", err)
+	}
+	// One that says that older builds may run on it.
+	if db, err = sql.Open("sqlite", newer); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec(`INSERT INTO meta (name, value) VALUES ('needs_schema', 7) ON CONFLICT (name) DO UPDATE SET value = 7`); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = sqlite.Open(t.Context(), newer); err != nil {
+		t.Fatalf("a newer file for builds from schema 7 on: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := sqlite.Open(t.Context(), filepath.Join(dir, "no", "such", "folder.db")); !errors.Is(err, cells.ErrUnavailable) {
 		t.Errorf("no folder: %v, want ErrUnavailable", err)

@@ -232,3 +232,18 @@ func (d *Dialect) Translate(op string, err error) error {
 func micros(t time.Time) int64 { return t.UnixMicro() }
 
 func fromMicros(n int64) time.Time { return time.UnixMicro(n).UTC() }
+
+// RunsOn decides about a database whose schema (have) is newer than what this build
+// knows: its meta table says from which schema on builds may run on it. A database
+// that does not say so is refused. The error wraps [cells.ErrInvalid].
+func RunsOn(ctx context.Context, db *sql.DB, have, known int64) error {
+	var needs int64
+	err := db.QueryRowContext(ctx, `SELECT value FROM meta WHERE name = 'needs_schema'`).Scan(&needs)
+	if err == nil && needs <= known {
+		return nil
+	}
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return fmt.Errorf("needs_schema: %w", err)
+	}
+	return fmt.Errorf("%w: directory store has schema %d, this build knows up to %d: run a newer build", cells.ErrInvalid, have, known)
+}
