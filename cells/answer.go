@@ -48,6 +48,8 @@ const (
 	CodeNotFound             Code = "NOT_FOUND"
 	CodeConflict             Code = "CONFLICT"
 	CodeBudgetExceeded       Code = "BUDGET_EXCEEDED"
+	CodeProbeBusy            Code = "PROBE_BUSY"
+	CodeProbeUnreachable     Code = "PROBE_UNREACHABLE"
 )
 
 type codeInfo struct {
@@ -84,6 +86,8 @@ var codeTable = map[Code]codeInfo{
 	CodeNotFound:             {http.StatusNotFound, codes.NotFound, false, "there is no such record"},
 	CodeConflict:             {http.StatusConflict, codes.FailedPrecondition, false, "the request contradicts what is stored"},
 	CodeBudgetExceeded:       {http.StatusConflict, codes.FailedPrecondition, false, "the tenant's unavailability budget does not allow it"},
+	CodeProbeBusy:            {http.StatusServiceUnavailable, codes.Unavailable, true, "the cell's probe listener is past its rate"},
+	CodeProbeUnreachable:     {http.StatusServiceUnavailable, codes.Unavailable, true, "the cell's probe listener cannot be reached, or cannot read a store"},
 }
 
 // Codes returns the closed list, in alphabetical order. The caller owns it.
