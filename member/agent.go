@@ -81,6 +81,7 @@ func (m *Member) agentHandler() http.Handler {
 	orders.Handle(PathEventsPause, order(m, "events_pause", m.pauseEvents))
 	orders.Handle(PathEventsStart, order(m, "events_start", m.startEvents))
 	orders.Handle(PathSurvey, order(m, "survey", m.survey))
+	orders.Handle(PathHoldings, order(m, "holdings", m.holdings))
 	orders.Handle(PathPrepare, stream(m, "prepare", m.prepare))
 	orders.Handle(PathFinish, stream(m, "finish", m.finish))
 	orders.Handle(PathReturn, order(m, "return", m.bringBack))

@@ -32,6 +32,7 @@ const (
 	PathFinish      = "/cells/v1/agent/finish"       // MoveOrder -> (stream) FinishReply
 	PathDiscard     = "/cells/v1/agent/discard"      // DiscardOrder -> (stream) {}
 	PathReturn      = "/cells/v1/agent/return"       // MoveOrder (Move is a way back) -> cells.Returned
+	PathHoldings    = "/cells/v1/agent/holdings"     // HoldingsRequest -> Holdings
 	PathFree        = "/cells/v1/agent/free"         // FreeOrder -> {}
 	// PathTransfer is the prefix of what one cell's agent serves to another's; see
 	// package transfer for what is below it.
@@ -101,6 +102,24 @@ type EventsStart struct {
 // SurveyRequest is the body of PathSurvey.
 type SurveyRequest struct {
 	Tenant cells.TenantID `json:"tenant"`
+}
+
+// HoldingsRequest is the body of PathHoldings.
+type HoldingsRequest struct {
+	Cell cells.CellID `json:"cell"`
+	// Limit bounds the tenants of each list, 1 to MaxHoldings.
+	Limit int `json:"limit"`
+}
+
+// MaxHoldings bounds HoldingsRequest.Limit.
+const MaxHoldings = 1000
+
+// Holdings are the tenants that a cell's own store knows of, whatever the routes say.
+type Holdings struct {
+	// Open are tenants whose fence is open: their writes commit here.
+	Open []cells.TenantID `json:"open"`
+	// Rows are tenants that have rows in a table.
+	Rows []transfer.Holding `json:"rows"`
 }
 
 // MoveOrder is the body of PathPrepare and PathFinish, sent to the target.

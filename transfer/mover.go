@@ -89,6 +89,11 @@ func (v *Mover) Discard(ctx context.Context, tenant cells.TenantID, r cells.Resi
 // a rollback nothing else tells a source that the move is over. Safe at any time.
 func (v *Mover) Sweep(ctx context.Context) error { return v.sink.Sweep(ctx) }
 
+// Holdings implements [Lister].
+func (v *Mover) Holdings(ctx context.Context, limit int) ([]Holding, error) {
+	return v.sink.Holdings(ctx, limit)
+}
+
 // Run sweeps every minute until ctx ends; the error is ctx's cause. One process
 // of a cell is enough, several do no harm.
 func (v *Mover) Run(ctx context.Context) error {

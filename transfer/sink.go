@@ -39,9 +39,18 @@ type Sink interface {
 	// owner is open at just that epoch, stays until the fence has passed it. It ends
 	// captures for which more is kept than their limit allows.
 	Sweep(ctx context.Context) error
+	// Holdings names tenants that have rows in the listed tables, the guard's own
+	// included, at most limit of each table: what nobody may throw away with the store.
+	Holdings(ctx context.Context, limit int) ([]Holding, error)
 	// ReplicaLag is how far the slowest standby of the server is behind; 0 without one,
 	// or if the agent may not see it.
 	ReplicaLag(ctx context.Context) (time.Duration, error)
+}
+
+// Holding is a tenant that has rows in a table.
+type Holding struct {
+	Table  string         `json:"table"`
+	Tenant cells.TenantID `json:"tenant"`
 }
 
 // RemoveOptions bound a removal of rows.

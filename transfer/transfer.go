@@ -201,5 +201,11 @@ type Prover interface {
 	FinishProved(ctx context.Context, m cells.MoveRef, src Source, progress func(cells.Progress)) (mark string, compared []cells.Comparison, err error)
 }
 
+// Lister is an [Agent] that can say which tenants have rows in its store, at most
+// limit of each table. [Mover] does.
+type Lister interface {
+	Holdings(ctx context.Context, limit int) ([]Holding, error)
+}
+
 // PathTransfer is the prefix below which a cell's agent serves [Handler].
 const PathTransfer = "/cells/v1/transfer/"

@@ -116,6 +116,8 @@ func testRemoval(tb TB, h Harness) {
 	if d := w.dump(w.a); len(d) > 0 {
 		tb.Fatalf("%d rows left", len(d))
 	}
+	w.holds(w.a, false)
+	w.holds(w.b, true)
 	w.discard(w.a, r)
 	w.clean(w.a)
 	if d := w.dump(w.b); len(d) < rows {

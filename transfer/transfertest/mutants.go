@@ -51,6 +51,10 @@ func Mutants(t *testing.T, h Harness) {
 			h.sink = func(s transfer.Sink) transfer.Sink { return removesNothing{s} }
 			return h
 		}, []string{"removal"}},
+		{"says that it holds nothing", func(h Harness) Harness {
+			h.sink = func(s transfer.Sink) transfer.Sink { return holdsNothing{s} }
+			return h
+		}, []string{"removal"}},
 		{"never says what it keeps", func(h Harness) Harness {
 			h.source = func(s transfer.Source) transfer.Source { return neverChecks{s} }
 			return h
@@ -194,6 +198,10 @@ type removesNothing struct{ transfer.Sink }
 func (removesNothing) Discard(context.Context, cells.TenantID, cells.Residue, transfer.RemoveOptions) error {
 	return nil
 }
+
+type holdsNothing struct{ transfer.Sink }
+
+func (holdsNothing) Holdings(context.Context, int) ([]transfer.Holding, error) { return nil, nil }
 
 // neverChecks finds nothing wrong with any move.
 type neverChecks struct{ transfer.Source }

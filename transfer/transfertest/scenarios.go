@@ -82,6 +82,26 @@ func (w *world) discard(c Cell, r cells.Residue, opts ...transfer.Option) {
 	}
 }
 
+// holds checks what the cell says of the tenants that it has rows of.
+func (w *world) holds(c Cell, want bool) {
+	w.tb.Helper()
+	list, err := w.h.agent(w.tb, c).Holdings(w.tb.Context(), 50)
+	w.must(err)
+	got := false
+	for _, h := range list {
+		got = got || h.Tenant == w.tenant
+		if h.Table == "" {
+			w.tb.Errorf("%s names no table for %s", c.ID(), h.Tenant)
+		}
+	}
+	if got != want {
+		w.tb.Errorf("%s says that it holds %+v; holding rows of %s is %v", c.ID(), list, w.tenant, want)
+	}
+	if few, err := w.h.agent(w.tb, c).Holdings(w.tb.Context(), 1); err != nil || len(few) > len(list) || len(list) > 0 && len(few) == 0 {
+		w.tb.Errorf("%s, one of each table: %+v, %v", c.ID(), few, err)
+	}
+}
+
 func testValues(tb TB, h Harness) {
 	w := newWorld(tb, h)
 	w.fill(200)
