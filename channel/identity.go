@@ -24,12 +24,15 @@ const (
 	RoleDirectory Role = "directory"
 	// RoleOperator: a person's command line.
 	RoleOperator Role = "operator"
+	// RoleProvisioner: what makes the cells of a machine or cluster as the directory
+	// wants them. It reads their specs, and reaches no cell and no route.
+	RoleProvisioner Role = "provisioner"
 )
 
 // Valid reports whether the role is one of the closed list.
 func (r Role) Valid() bool {
 	switch r {
-	case RoleCell, RoleEdge, RoleDirectory, RoleOperator:
+	case RoleCell, RoleEdge, RoleDirectory, RoleOperator, RoleProvisioner:
 		return true
 	}
 	return false
@@ -56,7 +59,7 @@ func (id Identity) Validate() error {
 		return fmt.Errorf("fleet: %w", err)
 	}
 	if !id.Role.Valid() {
-		return fmt.Errorf("%w: role %q; it is cell, edge, directory or operator", cells.ErrInvalid, id.Role)
+		return fmt.Errorf("%w: role %q; it is cell, edge, directory, operator or provisioner", cells.ErrInvalid, id.Role)
 	}
 	if err := validLabel(id.Name); err != nil {
 		return fmt.Errorf("name: %w", err)
@@ -75,7 +78,7 @@ func validLabel(s string) error {
 // [Identity.String] writes for a valid identity, byte for byte, and nothing
 // else. The error wraps [cells.ErrInvalid].
 func ParseIdentity(s string) (Identity, error) {
-	const longest = len(scheme) + 32 + 1 + len(RoleDirectory) + 1 + 32
+	const longest = len(scheme) + 32 + 1 + len(RoleProvisioner) + 1 + 32
 	if len(s) > longest {
 		return Identity{}, fmt.Errorf("%w: identity has %d bytes, at most %d", cells.ErrInvalid, len(s), longest)
 	}

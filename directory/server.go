@@ -40,6 +40,7 @@ type Server struct {
 	follow   *follower
 	exec     *executor
 	camps    *campaigns
+	specs    *specs
 	rates    *rates
 	routes   *remote.Server // the table to read; nobody writes it over the channel
 	metrics  *metrics
@@ -76,6 +77,7 @@ func New(cfg Config) (*Server, error) {
 	s.follow = newFollower(s)
 	s.exec = newExecutor(s)
 	s.camps = newCampaigns(s)
+	s.specs = newSpecs(s)
 	s.routes = remote.Handler(s.table, remote.ReadOnly(), remote.WithHandlerLogger(s.log))
 	s.metrics, s.registry = newMetrics(s)
 	return s, nil
@@ -96,6 +98,7 @@ func (s *Server) Start(ctx context.Context) error {
 	s.background("follower", s.follow.run)
 	s.background("sweeper", s.exec.sweep)
 	s.background("campaigns", s.camps.loop)
+	s.background("specs", s.specs.loop)
 	s.background("windows", s.exec.tendWindows)
 	if l := s.cfg.ChannelListener; l != nil {
 		s.listen("channel", l, &http.Server{Handler: s.channelHandler(), TLSConfig: s.cfg.Channel.Server()})

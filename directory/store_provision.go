@@ -21,7 +21,7 @@ type ProvisionChange struct {
 	// is not. Set to nil it is removed, which is refused with [cells.ErrConflict] while it
 	// counts tenants; set, it is registered or replaced as by PutCell.
 	Cell *api.Cell
-	// Moves counts the records of unfinished moves from the cell or to it. Read-only.
+	// Moves counts the records of active moves from the cell or to it. Read-only.
 	Moves int64
 }
 

@@ -13,10 +13,14 @@ const (
 	PathCampaigns  = "/cells/v1/campaigns"  // POST CampaignRequest -> CampaignPlan; GET -> CampaignList; GET {id}, {id}/items, {id}/plan; PUT {id}/plan; POST {id}/run, pause, resume, abort
 	PathMeasures   = "/cells/v1/measures"   // POST MeasureRequest -> Measured
 	PathMembers    = "/cells/v1/members"    // GET -> MemberList
-	PathAudit      = "/cells/v1/audit"      // GET ?after= &limit= &tenant= -> AuditList
-	PathLive       = "/livez"
-	PathReady      = "/readyz"
-	PathMetrics    = "/metrics"
+	// PathProvisioned: GET -> ProvisionedList; GET, PUT {cell}: ProvisionRequest -> Provisioned;
+	// POST {cell}/upgrade, {cell}/drain, {cell}/retire -> Provisioned.
+	PathProvisioned = "/cells/v1/provisioned"
+	PathVersions    = "/cells/v1/versions" // GET -> VersionList; PUT {name} VersionRequest -> provision.Version; DELETE {name}
+	PathAudit       = "/cells/v1/audit"    // GET ?after= &limit= &tenant= -> AuditList
+	PathLive        = "/livez"
+	PathReady       = "/readyz"
+	PathMetrics     = "/metrics"
 )
 
 // Paths of the channel listener, beside those of package member.
@@ -26,6 +30,12 @@ const (
 	PathTopology = "/cells/v1/topology"
 	// PathSeen takes a SeenReport from an edge, and answers {}.
 	PathSeen = "/cells/v1/seen"
+	// PathSpecs answers a SpecList to a provisioner, or with ?watch=1 an unending stream
+	// of SpecLine. PathSpecStatus takes a provision.Status and answers {}; PathLiving
+	// with ?cell= answers a LivingList.
+	PathSpecs      = "/cells/v1/provision/specs"
+	PathSpecStatus = "/cells/v1/provision/status"
+	PathLiving     = "/cells/v1/provision/living"
 )
 
 // HeaderRequestID names a request in the audit. A caller may send its own, 1 to

@@ -43,5 +43,5 @@
 // fails is reported as failed with its reason and repeated with backoff, up to half a
 // minute. Two reconcilers for the same machine are kept apart by the lock of the state
 // folder; two for the same cluster do the same work twice, which harms nothing.
-// An old status that comes late is ignored: generations and times only go forward.
+// A status of an older generation that comes late is ignored.
 package provision

@@ -4,6 +4,7 @@ package provision
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
@@ -237,6 +238,8 @@ type Record struct {
 	// them.
 	Campaign string `json:"campaign,omitempty"`
 	Drains   int64  `json:"drains,omitempty"`
+	// DrainOptions are the directory's own: how that campaign is to be made.
+	DrainOptions json.RawMessage `json:"drain_options,omitempty"`
 	// Actor made the last change of the spec, for Reason.
 	Actor  string `json:"actor"`
 	Reason string `json:"reason,omitempty"`

@@ -175,7 +175,7 @@ func changeOf(ctx context.Context, tx *Tx, cell cells.CellID) (directory.Provisi
 	if ch.Cell, err = cellIn(ctx, tx, cell); err != nil {
 		return ch, err
 	}
-	err = tx.QueryRowContext(ctx, `SELECT count(*) FROM moves WHERE unfinished = 1 AND (to_cell = ?1 OR doc ->> 'from' = ?1)`, cell).Scan(&ch.Moves)
+	err = tx.QueryRowContext(ctx, `SELECT count(*) FROM moves WHERE active = 1 AND (to_cell = ?1 OR doc ->> 'from' = ?1)`, cell).Scan(&ch.Moves)
 	return ch, err
 }
 

@@ -22,7 +22,7 @@ func (a *app) pkiCmd() *cobra.Command {
 		Use:   "pki",
 		Short: "The fleet's own certificate authority",
 		Long: `The processes of a fleet talk to each other over mutual TLS 1.3 with certificates
-of the fleet's own CA. Each certificate names exactly one cell, edge, directory or
+of the fleet's own CA. Each certificate names exactly one cell, edge, directory, provisioner or
 operator, as cell://<fleet>/<role>/<name>.
 
 The CA's folder holds its private key: keep it where you operate the fleet from,
@@ -65,7 +65,7 @@ func (a *app) pkiIssue(folder func() string) *cobra.Command {
 	var lifetime time.Duration
 	c := &cobra.Command{
 		Use:   "issue ROLE NAME",
-		Short: "Issue a key and certificate for a cell, edge, directory or operator",
+		Short: "Issue a key and certificate for a cell, edge, directory, operator or provisioner",
 		Args:  cobra.ExactArgs(2), ValidArgs: []string{"cell", "edge", "directory", "operator"},
 		RunE: func(_ *cobra.Command, args []string) error {
 			id, err := identityArg(args)
@@ -91,7 +91,7 @@ func (a *app) pkiIssue(folder func() string) *cobra.Command {
 func identityArg(args []string) (channel.Identity, error) {
 	id := channel.Identity{Role: channel.Role(args[0]), Name: args[1]}
 	if !id.Role.Valid() {
-		return id, usagef("role %q; want cell, edge, directory or operator", args[0])
+		return id, usagef("role %q; want cell, edge, directory, operator or provisioner", args[0])
 	}
 	if err := cells.CellID(id.Name).Validate(); err != nil {
 		return id, &usageError{err}
