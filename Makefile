@@ -65,12 +65,11 @@ bench-edge: ## the edge beside httputil.ReverseProxy
 bench-plan: ## what a plan for a million tenants costs, by policy
 	$(GO) test ./cells -run '^$$' -bench BenchmarkPlan -benchtime 3x
 
-faults: postgres ## every fault at every step of a move on both stores (about 15 minutes); writes docs/faults.md
-	CELL_FAULTS=all CELL_FAULTS_OUT=$(CURDIR)/docs/faults.md $(GO) test ./cmd/cell/e2e -run TestFaultMatrix -count=1 -timeout 2h
+faults: postgres ## every fault at every step of moves, undos, campaigns on both stores (about an hour; OPS=undo,campaign); writes docs/faults.md
+	CELL_FAULTS=all CELL_FAULTS_OPS=$(OPS) CELL_FAULTS_OUT=$(CURDIR)/docs/faults.md $(GO) test ./cmd/cell/e2e -run 'TestFaultMatrix$$' -count=1 -timeout 4h
 
 schedules: ## seeded schedules of trouble (SCHEDULES=10000, SEED=1)
 	CELL_SCHEDULES=$(or $(SCHEDULES),10000) CELL_SEED=$(or $(SEED),1) $(GO) test ./cmd/cell/schedule -run 'TestSchedules$$' -count=1 -v -timeout 24h
-
 
 fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 	scripts/fuzz $(or $(FUZZTIME),30s)

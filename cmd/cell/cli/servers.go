@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/directory/api"
 	directorysqlite "github.com/cloister-dev/cloister/directory/sqlite"
 	"github.com/cloister-dev/cloister/table/open"
 	"github.com/cloister-dev/cloister/transfer"
@@ -145,7 +146,13 @@ binds to the loopback unless you say otherwise.`,
 			}
 			cfg.Budget = cells.NewBudgetMeter(cells.WithBudgetStore(store.Budgets()))
 			if haltFile != "" {
-				cfg.StepHook = haltHook(haltFile)
+				halt := haltFileHook(haltFile)
+				cfg.StepHook = func(ctx context.Context, ev cells.StepEvent) error {
+					return halt(ctx, string(ev.Step), string(ev.Tenant))
+				}
+				cfg.CampaignHook = func(ctx context.Context, step string, id api.CampaignID, _ int64) error {
+					return halt(ctx, "campaign-"+step, string(id))
+				}
 			}
 			if clockFile != "" {
 				cfg.Now = func() time.Time { return time.Now().Add(offsetOf(clockFile)) }
@@ -195,7 +202,7 @@ binds to the loopback unless you say otherwise.`,
 	f.DurationVar(&cfg.Lapse, "lapse", 2*time.Second, "a process that has not reported for so long is gone")
 	f.BoolVar(&cfg.Pinned, "pinned", false, "placements never change: refuse moves and deletions")
 	f.StringVar(&trace, "trace", "", "append a JSON line for each step of each move to this file")
-	f.StringVar(&haltFile, "halt-file", "", "stand still at the step that this file names, while it does; for crash tests")
+	f.StringVar(&haltFile, "halt-file", "", "stand still at the steps that this file names, while it does; for crash tests")
 	f.StringVar(&clockFile, "clock-file", "", "the clock is off by the duration in this file; for tests of clocks that jump")
 	_ = f.MarkHidden("halt-file")
 	_ = f.MarkHidden("clock-file")
@@ -213,32 +220,4 @@ func offsetOf(file string) time.Duration {
 		return 0
 	}
 	return d
-}
-
-// haltHook stops a move at the step that a file names, for as long as it names
-// it, and says so in <file>.reached. A test can then kill what it likes at exactly
-// that point.
-func haltHook(file string) func(context.Context, cells.StepEvent) error {
-	return func(ctx context.Context, ev cells.StepEvent) error {
-		named := func() bool {
-			b, err := os.ReadFile(file)
-			return err == nil && cells.Step(bytes.TrimSpace(b)) == ev.Step
-		}
-		if !named() {
-			return nil
-		}
-		if err := os.WriteFile(file+".reached", []byte(ev.Tenant), 0o600); err != nil {
-			return err
-		}
-		tick := time.NewTicker(5 * time.Millisecond)
-		defer tick.Stop()
-		for named() {
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-tick.C:
-			}
-		}
-		return nil
-	}
 }

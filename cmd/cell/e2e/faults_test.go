@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,17 +17,18 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/cmd/cell/fleet"
 	"github.com/cloister-dev/cloister/cmd/cell/load"
-	"github.com/cloister-dev/cloister/directory/api"
 )
 
-// fault is something that happens while a driver stands at a step of a move from
-// cell-a to cell-b. It returns what ends it.
+// fault is something that happens while a driver stands at a step of an operation
+// that brings tenants from cell-a to cell-b. It returns what ends it.
 type fault struct {
 	name string
 	// store is the engine that it is for; "" is any.
 	store string
 	// hurts is the cell whose other tenants may see failures; "" is none.
 	hurts cells.CellID
+	// harmless: whatever the step, the operation ends as it was asked to.
+	harmless bool
 	// late: it begins before the driver goes on and ends a while after.
 	late  bool
 	begin func(e *env, n *network) (end func())
@@ -42,6 +44,11 @@ func killFault(name, process string, hurts cells.CellID) fault {
 
 func cutFault(name, a, b string) fault {
 	return fault{name: name, late: true, begin: func(_ *env, n *network) func() { return n.cut(a, b) }}
+}
+
+func harmless(f fault) fault {
+	f.harmless = true
+	return f
 }
 
 func clockFault(name, offset string) fault {
@@ -66,16 +73,16 @@ func postgresFault(name, cell string) fault {
 	}}
 }
 
-// faults of the matrix. The driver of a move is in the directory: to kill one is to
+// faults of the matrix. Every driver is in the directory: to kill one is to
 // kill the other.
 var faults = []fault{
-	killFault("kill directory and driver", "directory", ""),
+	harmless(killFault("kill directory and driver", "directory", "")),
 	killFault("kill source", "cell-a-1", "cell-a"),
 	killFault("kill target", "cell-b-1", "cell-b"),
 	cutFault("cut source-target", "cell-a", "cell-b"),
 	cutFault("cut driver-source", "directory", "cell-a"),
 	cutFault("cut driver-target", "directory", "cell-b"),
-	cutFault("cut edge-directory", "edge", "directory"),
+	harmless(cutFault("cut edge-directory", "edge", "directory")),
 	{name: "disk full on target", store: fleet.StoreSQLite, hurts: "cell-b", late: true, begin: func(e *env, _ *network) func() {
 		return fillDisk(e.t, e.Layout.Cell("cell-b"))
 	}},
@@ -85,54 +92,72 @@ var faults = []fault{
 	clockFault("clock an hour behind, then back", "-1h"),
 }
 
-// faultRow is what came of one fault at one step.
-type faultRow struct {
-	Store   string
-	Step    cells.Step
-	Fault   string
-	End     api.MoveState
-	Owner   cells.CellID
-	Writes  int
-	Lost    int // acknowledged and not found, or found twice, or never written
-	Failed  int
-	Events  int // gaps and repetitions
-	Others  int
-	Settled time.Duration
-}
-
-// TestFaultMatrix puts each fault at each step of a move, on both stores, while
-// the tenant and others are used. By default it visits a part that is spread over
-// both; with CELL_FAULTS=all it visits everything, and writes what it saw to
-// the file that CELL_FAULTS_OUT names.
+// TestFaultMatrix puts each fault at each step of each operation, on both stores,
+// while the tenants and others are used. By default it visits a part that is spread
+// over all of them; with CELL_FAULTS=all it visits everything, or the operations that
+// CELL_FAULTS_OPS lists, and writes what it saw to the file that CELL_FAULTS_OUT names.
 func TestFaultMatrix(t *testing.T) {
 	all := os.Getenv("CELL_FAULTS") == "all"
 	if testing.Short() && !all {
 		t.Skip("takes a minute")
 	}
+	ops := chosen(t, operations, os.Getenv("CELL_FAULTS_OPS"))
 	var rep report
-	defer rep.write(t)
 	for s, store := range []string{fleet.StoreSQLite, fleet.StorePostgres} {
 		t.Run(store, func(t *testing.T) {
-			e, n := faultFleet(t, store)
-			for i, f := range faults {
-				if f.store != "" && f.store != store {
-					continue
-				}
-				if f.store == fleet.StoreSQLite && !mounted(e.Layout.Cell("cell-b")) {
-					t.Logf("%s: left out, a small disk cannot be mounted here", f.name)
-					continue
-				}
-				for j, step := range steps {
-					if !all && (j != (5*i+7*s+2)%len(steps) || i < 3) { // kills have a test of their own
-						continue
+			start := func(t *testing.T) (*env, *network) { return faultFleet(t, store) }
+			if !all {
+				shared := sync.OnceValues(func() (*env, *network) { return faultFleet(t, store) })
+				start = func(*testing.T) (*env, *network) { return shared() }
+			}
+			for o, op := range ops {
+				t.Run(op.name, func(t *testing.T) {
+					defer rep.write(t)
+					e, n := start(t) // in a long run each has its own: what is left of others fills disks
+					for i, f := range faults {
+						if f.store != "" && f.store != store {
+							continue
+						}
+						if f.store == fleet.StoreSQLite && !mounted(e.Layout.Cell("cell-b")) {
+							t.Logf("%s: left out, a small disk cannot be mounted here", f.name)
+							continue
+						}
+						for j, step := range op.steps {
+							if all || op.sampled(s, o, i, j) {
+								t.Run(fmt.Sprintf("%s/%s", f.name, step), func(t *testing.T) {
+									rep.rows = append(rep.rows, e.in(t).faultAt(n, op, f, store, step))
+								})
+							}
+						}
 					}
-					t.Run(fmt.Sprintf("%s/%s", f.name, step), func(t *testing.T) {
-						rep.rows = append(rep.rows, e.in(t).faultAt(n, f, store, step))
-					})
-				}
+				})
 			}
 		})
 	}
+}
+
+// sampled says whether the suite visits a step with a fault.
+func (op *operation) sampled(store, number, fault, step int) bool {
+	here := (5*fault+7*store+2+number)%len(op.steps) == step
+	if op.name == "move" {
+		return here && fault > 2 // kills have a test of their own
+	}
+	return here && (fault+number+3*store)%6 == 0
+}
+
+// chosen are the operations that a list of names names; "" is all.
+func chosen(t *testing.T, all []*operation, names string) (out []*operation) {
+	if names == "" {
+		return all
+	}
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(all, func(op *operation) bool { return op.name == name })
+		if i < 0 {
+			t.Fatalf("CELL_FAULTS_OPS: there is no operation %q", name)
+		}
+		out = append(out, all[i])
+	}
+	return out
 }
 
 // faultFleet starts a fleet whose network can be cut and whose target has a small disk.
@@ -142,7 +167,7 @@ func faultFleet(t *testing.T, store string) (*env, *network) {
 		t.Fatal(err)
 	}
 	if store == fleet.StoreSQLite && os.Geteuid() == 0 {
-		smallDisk(t, filepath.Join(dir, "state", "cells", "cell-b"), 400)
+		smallDisk(t, filepath.Join(dir, "state", "cells", "cell-b"), 1200)
 	}
 	n := &network{t: t}
 	t.Cleanup(n.close)
@@ -166,30 +191,30 @@ func mounted(dir string) bool {
 	return err == nil && strings.Contains(string(b), " "+dir+" tmpfs ")
 }
 
-var tenants sync.Mutex
-var tenantNumber int
-
-// faultAt moves a new tenant from cell-a to cell-b, lets the fault happen at the
-// step, and checks what is left.
-func (e *env) faultAt(n *network, f fault, store string, step cells.Step) faultRow {
+// faultAt carries out an operation, lets the fault happen at the step, and checks what
+// is left.
+func (e *env) faultAt(n *network, op *operation, f fault, store string, step cells.Step) faultRow {
 	t := e.t
-	tenants.Lock()
-	tenantNumber++
-	name := fmt.Sprintf("t%d", tenantNumber)
-	tenants.Unlock()
-	c := e.tenant(name, "cell-a")
-	if err := c.Fill(t.Context(), "bulk", 100, 200, func(int) {}); err != nil {
-		t.Fatal(err)
+	r := newRun(e, op, step)
+	var stops []func() load.Tally
+	for _, name := range r.names {
+		c := e.tenant(name, string(op.home))
+		if err := c.Fill(t.Context(), "bulk", 100/op.tenants, 200, func(int) {}); err != nil {
+			t.Fatal(err)
+		}
+		stops = append(stops, e.hammer(&load.Hammer{Client: c, Clients: max(1, 3/op.tenants), Keys: 5, Pause: 3 * time.Millisecond}))
 	}
-	stop := e.hammer(&load.Hammer{Client: c, Clients: 3, Keys: 5, Pause: 3 * time.Millisecond})
 	others := map[cells.CellID]func() load.Tally{}
 	for _, cell := range []cells.CellID{"cell-a", "cell-b"} {
 		o := &load.Client{Base: e.Info.Edge, Tenant: "other" + string(cell[4:]), HTTP: e.http}
-		others[cell] = e.hammer(&load.Hammer{Client: o, Clients: 1, Keys: 3, Namespace: name, Pause: 5 * time.Millisecond})
+		others[cell] = e.hammer(&load.Hammer{Client: o, Clients: 1, Keys: 3, Namespace: r.id, Pause: 5 * time.Millisecond})
+	}
+	if op.ready != nil {
+		op.ready(r)
 	}
 	e.haltAt(step)
-	mv := e.startMove(name, "cell-b", name)
-	e.waitHalted()
+	op.ask(r)
+	e.waitHalted(step)
 	end := f.begin(e, n)
 	began := time.Now()
 	e.release()
@@ -203,11 +228,22 @@ func (e *env) faultAt(n *network, f fault, store string, step cells.Step) faultR
 	} else {
 		end()
 	}
-	rec := e.settle(mv.ID)
-	row := faultRow{Store: store, Step: step, Fault: f.name, End: rec.State, Owner: e.cellOf(name), Settled: time.Since(began)}
-	tally := stop()
-	mustBeClean(t, name, tally, f.hurts != "")
-	row.Writes, row.Failed, row.Lost = tally.Writes, tally.Failed, tally.Lost+tally.Duplicated+tally.Phantom
+	settled := op.settle(r)
+	row := faultRow{Op: op.name, Store: store, Step: step, Fault: f.name, Tenants: len(r.names), Settled: time.Since(began)}
+	for i, name := range r.names {
+		owner := e.cellOf(name)
+		if owner == "cell-b" {
+			row.AtTarget++
+		}
+		if moved, ok := settled[name]; ok && moved != (owner == "cell-b") {
+			t.Errorf("%s is in %s; moved: %v", name, owner, moved)
+		}
+		tally := stops[i]()
+		mustBeClean(t, name, tally, f.hurts != "")
+		row.Writes += tally.Writes
+		row.Failed += tally.Failed
+		row.Lost += tally.Lost + tally.Duplicated + tally.Phantom
+	}
 	for cell, books := range others {
 		o := books()
 		mustBeClean(t, "other tenant in "+string(cell), o, f.hurts == cell)
@@ -216,7 +252,12 @@ func (e *env) faultAt(n *network, f fault, store string, step cells.Step) faultR
 			row.Others += o.Failed
 		}
 	}
-	row.Events = e.eventsOf(c)
+	if f.harmless && (row.AtTarget > 0) == op.stays || f.harmless && !op.stays && row.AtTarget < row.Tenants {
+		t.Errorf("%d of %d tenants are in cell-b", row.AtTarget, row.Tenants)
+	}
+	for _, name := range r.names {
+		row.Events += e.eventsOf(&load.Client{Base: e.Info.Edge, Tenant: name, HTTP: e.http})
+	}
 	if row.Events > 0 {
 		t.Errorf("%d gaps or repetitions in the events", row.Events)
 	}
@@ -248,51 +289,4 @@ func (e *env) eventsOf(c *load.Client) (wrong int) {
 		wrong++
 	}
 	return wrong
-}
-
-// report collects rows and writes them as tables into the file that CELL_FAULTS_OUT
-// names.
-type report struct{ rows []faultRow }
-
-func (r *report) write(t *testing.T) {
-	path := os.Getenv("CELL_FAULTS_OUT")
-	if path == "" || len(r.rows) == 0 {
-		return
-	}
-	var b strings.Builder
-	b.WriteString("<!-- Written by make faults. -->\n# Faults at every step\n\n")
-	fmt.Fprintf(&b, "%s, %d runs. Each is a move of a tenant that three clients use, with one other tenant in use in each cell.\n", time.Now().UTC().Format(time.DateOnly), len(r.rows))
-	r.table(&b, "Fault", func(x faultRow) string { return x.Store + ", " + x.Fault })
-	r.table(&b, "Step", func(x faultRow) string { return string(x.Step) })
-	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
-		t.Error(err)
-	}
-}
-
-// table writes one line for each group of rows, in order of first appearance.
-func (r *report) table(b *strings.Builder, title string, group func(faultRow) string) {
-	var names []string
-	groups := map[string][]faultRow{}
-	for _, x := range r.rows {
-		g := group(x)
-		if groups[g] == nil {
-			names = append(names, g)
-		}
-		groups[g] = append(groups[g], x)
-	}
-	fmt.Fprintf(b, "\n| %s | runs | target owns | source owns | writes acknowledged | lost | events lost | failed | others failed | settled, median | settled, longest |\n|%s\n", title, strings.Repeat("---|", 11))
-	for _, name := range names {
-		var target, writes, lost, events, failed, others int
-		var took []time.Duration
-		for _, x := range groups[name] {
-			if x.Owner == "cell-b" {
-				target++
-			}
-			writes, lost, events, failed, others = writes+x.Writes, lost+x.Lost, events+x.Events, failed+x.Failed, others+x.Others
-			took = append(took, x.Settled)
-		}
-		n := len(groups[name])
-		fmt.Fprintf(b, "| %s | %d | %d | %d | %d | %d | %d | %d | %d | %s | %s |\n", name, n, target, n-target, writes, lost, events, failed, others,
-			load.Percentile(took, 50).Round(10*time.Millisecond), load.Percentile(took, 100).Round(10*time.Millisecond))
-	}
 }

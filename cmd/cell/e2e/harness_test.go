@@ -190,11 +190,15 @@ func (e *env) hammer(h *load.Hammer) (stop func() load.Tally) {
 	return stop
 }
 
-// haltAt makes the directory stop for ever after it has persisted the step.
-func (e *env) haltAt(step cells.Step) {
+// haltAt makes the directory stop for ever after it has persisted one of the steps.
+func (e *env) haltAt(steps ...cells.Step) {
 	e.t.Helper()
+	var b strings.Builder
+	for _, s := range steps {
+		b.WriteString(string(s) + "\n")
+	}
 	_ = os.Remove(e.halt + ".reached")
-	if err := os.WriteFile(e.halt+".tmp", []byte(step), 0o644); err != nil {
+	if err := os.WriteFile(e.halt+".tmp", []byte(b.String()), 0o644); err != nil {
 		e.t.Fatal(err)
 	}
 	if err := os.Rename(e.halt+".tmp", e.halt); err != nil {
@@ -202,12 +206,13 @@ func (e *env) haltAt(step cells.Step) {
 	}
 }
 
-// waitHalted waits until the directory stands at the step.
-func (e *env) waitHalted() {
+// waitHalted waits until the directory stands at one of the steps, or at the one that is named.
+func (e *env) waitHalted(at ...cells.Step) {
 	e.t.Helper()
 	e.eventually("the driver stands at the step", 30*time.Second, func() bool {
-		_, err := os.Stat(e.halt + ".reached")
-		return err == nil
+		b, err := os.ReadFile(e.halt + ".reached")
+		step, _, _ := strings.Cut(string(b), " ")
+		return err == nil && (len(at) == 0 || cells.Step(step) == at[0])
 	})
 }
 
