@@ -41,6 +41,12 @@ var (
 	ErrBudget = errors.New("cells: budget exceeded")
 	// ErrRolledBack: the move ended with the source serving again.
 	ErrRolledBack = errors.New("cells: move rolled back")
+	// ErrJurisdiction: the tenant may not be in the cell. Returned by CellView.Refuse;
+	// nothing overrides it.
+	ErrJurisdiction = errors.New("cells: outside of the tenant's jurisdiction")
+	// ErrNoRoom: the cell is closed or one of its limits is reached. Returned by
+	// CellView.Refuse; that may change.
+	ErrNoRoom = errors.New("cells: no room")
 	// ErrElsewhere: the tenant is placed in another cell already. Returned by Assign.
 	ErrElsewhere = errors.New("cells: placed elsewhere")
 )

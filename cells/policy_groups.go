@@ -106,7 +106,7 @@ func (g group) apart(f *FleetView, r *room, at []int, out []Target) {
 		case home:
 			return 0
 		}
-		return 1<<40 + min(r.cells[c].tenants, 1<<30)
+		return 1<<40 + min(r.cells[c].holds.Tenants, 1<<30)
 	}
 	match := assignment(len(movable), len(spots), never, cost)
 	for k, i := range movable {

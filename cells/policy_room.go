@@ -64,6 +64,47 @@ func (o obstacle) nowhere() string {
 	return "no cell takes it"
 }
 
+// Occupancy is what a cell holds, as far as it was measured.
+type Occupancy struct {
+	Tenants, Rows, Bytes int64
+	Load                 float64
+}
+
+// Refuse says why the tenant may not be added to the cell, which holds what is given
+// without it; nil if it may. Plans, single moves and placements ask nothing else. The
+// error wraps [ErrJurisdiction] or [ErrNoRoom].
+func (c *CellView) Refuse(t *TenantView, in Occupancy) error {
+	switch o := c.obstacle(t, &in); o {
+	case 0:
+		return nil
+	case outOfJurisdiction:
+		return fmt.Errorf("%w: %s", ErrJurisdiction, o.of(c, t))
+	default:
+		return fmt.Errorf("%w: %s", ErrNoRoom, o.of(c, t))
+	}
+}
+
+// obstacle is [CellView.Refuse] without words. A cell that is at a limit takes
+// nobody, a tenant that nobody has measured neither.
+func (c *CellView) obstacle(t *TenantView, in *Occupancy) obstacle {
+	l := &c.Limits
+	switch {
+	case t.Jurisdiction != "" && t.Jurisdiction != c.Jurisdiction:
+		return outOfJurisdiction
+	case c.Closed:
+		return cellClosed
+	case l.Tenants != nil && in.Tenants+1 > *l.Tenants:
+		return tenantsFull
+	case l.Rows != nil && in.Rows+max(t.Rows, 1) > *l.Rows:
+		return rowsFull
+	case l.Bytes != nil && in.Bytes+max(t.Bytes, 1) > *l.Bytes:
+		return bytesFull
+	case l.Load != nil && (in.Load >= *l.Load || in.Load+t.Load > *l.Load):
+		return loadFull
+	}
+	return 0
+}
+
 // room counts what is in each cell while a plan is made.
 type room struct {
 	fleet *FleetView
@@ -72,11 +113,9 @@ type room struct {
 }
 
 type cellRoom struct {
-	view        CellView
-	tenants     int64
-	rows, bytes int64
-	load        float64
-	groups      map[string]int // only with FleetView.GroupMax
+	view   CellView
+	holds  Occupancy
+	groups map[string]int // only with FleetView.GroupMax
 }
 
 // newRoom counts every tenant where it is.
@@ -121,10 +160,10 @@ func (r *room) count(t *TenantView, c, n int) {
 		return
 	}
 	x := &r.cells[c]
-	x.tenants += int64(n)
-	x.rows += int64(n) * t.Rows
-	x.bytes += int64(n) * t.Bytes
-	x.load += float64(n) * t.Load
+	x.holds.Tenants += int64(n)
+	x.holds.Rows += int64(n) * t.Rows
+	x.holds.Bytes += int64(n) * t.Bytes
+	x.holds.Load += float64(n) * t.Load
 	if r.fleet.GroupMax > 0 && t.Group != "" {
 		if x.groups == nil {
 			x.groups = map[string]int{}
@@ -142,55 +181,34 @@ func (r *room) remove(t *TenantView, c int) { r.count(t, c, -1) }
 // changes.
 func (r *room) may(t *TenantView, c int) obstacle {
 	x := &r.cells[c].view
-	switch {
-	case t.Jurisdiction != "" && t.Jurisdiction != x.Jurisdiction:
-		return outOfJurisdiction
-	case x.Closed:
-		return cellClosed
-	}
-	return 0
+	return (&CellView{Jurisdiction: x.Jurisdiction, Closed: x.Closed}).obstacle(t, &Occupancy{})
 }
 
 // fits says what stands in the way of adding the tenant. home: it is there
 // already, so that only its jurisdiction counts.
 func (r *room) fits(t *TenantView, c int, home bool) obstacle {
-	o := r.may(t, c)
-	if home {
-		if o == outOfJurisdiction {
-			return o
-		}
-		return 0
-	}
 	x := &r.cells[c]
-	l := &x.view.Limits
+	o := x.view.obstacle(t, &x.holds)
 	switch {
-	case o != 0:
-		return o
-	case l.Tenants != nil && x.tenants+1 > *l.Tenants:
-		return tenantsFull
-	case l.Rows != nil && t.Rows > 0 && x.rows+t.Rows > *l.Rows:
-		return rowsFull
-	case l.Bytes != nil && t.Bytes > 0 && x.bytes+t.Bytes > *l.Bytes:
-		return bytesFull
-	case l.Load != nil && t.Load > 0 && x.load+t.Load > *l.Load:
-		return loadFull
-	case r.fleet.GroupMax > 0 && t.Group != "" && x.groups[t.Group] >= r.fleet.GroupMax:
+	case home && o != outOfJurisdiction:
+		return 0
+	case o == 0 && !home && r.fleet.GroupMax > 0 && t.Group != "" && x.groups[t.Group] >= r.fleet.GroupMax:
 		return groupThere
 	}
-	return 0
+	return o
 }
 
 // weight is what is in the cell by a measure.
 func (x *cellRoom) weight(m Measure) float64 {
 	switch m {
 	case MeasureRows:
-		return float64(x.rows)
+		return float64(x.holds.Rows)
 	case MeasureBytes:
-		return float64(x.bytes)
+		return float64(x.holds.Bytes)
 	case MeasureLoad:
-		return x.load
+		return x.holds.Load
 	}
-	return float64(x.tenants)
+	return float64(x.holds.Tenants)
 }
 
 // place takes the tenant out of its cell and puts it in the emptiest of the cells
@@ -223,7 +241,7 @@ func (r *room) emptier(a, b int, by Measure) bool {
 	if wx, wy := x.weight(by), y.weight(by); wx != wy {
 		return wx < wy
 	}
-	return x.tenants < y.tenants
+	return x.holds.Tenants < y.holds.Tenants
 }
 
 // sequence makes the plan of the targets: every move finds room when it is made,
@@ -260,7 +278,7 @@ func sequence(f *FleetView, targets []Target, opts *PlanOptions) CampaignPlan {
 				move(i, c)
 				continue
 			}
-			if l := r.cells[c].view.Limits.Tenants; l != nil && r.cells[c].tenants >= *l {
+			if l := r.cells[c].view.Limits.Tenants; l != nil && r.cells[c].holds.Tenants >= *l {
 				break
 			}
 			k++

@@ -132,10 +132,13 @@ func (r *campaignRun) create(ctx context.Context, c *api.Campaign, it *api.Campa
 // way, which may make room.
 func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.CampaignItem, others bool) (runs bool, _ error) {
 	s := r.c.s
-	state, why, err := r.unfit(ctx, it)
+	state, why, err := r.unfit(ctx, it, others)
 	switch {
 	case err != nil:
 		return true, err
+	case state == api.ItemPending:
+		r.full[it.To] = time.Now().Add(fullWait)
+		return false, r.back(ctx, it)
 	case state != "":
 		return false, r.result(ctx, it, state, why, nil)
 	}
@@ -155,11 +158,11 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 		return true, nil // another driver has given the item its result meanwhile
 	case errors.Is(err, ErrMoveActive):
 		return false, r.result(ctx, it, api.ItemSkipped, fmt.Sprintf("move %s of the tenant is under way", rec.ID), nil)
-	case errors.Is(err, ErrCellClosed) && others:
+	case errors.Is(err, cells.ErrNoRoom) && others:
 		// Moves that run may make room: its turn comes later.
 		r.full[it.To] = time.Now().Add(fullWait)
 		return false, r.back(ctx, it)
-	case errors.Is(err, ErrCellClosed), errors.Is(err, ErrNoCell), errors.Is(err, ErrOperationReused), errors.Is(err, cells.ErrInvalid):
+	case errors.Is(err, ErrCellClosed), errors.Is(err, cells.ErrJurisdiction), errors.Is(err, ErrNoCell), errors.Is(err, ErrOperationReused), errors.Is(err, cells.ErrInvalid):
 		return false, r.result(ctx, it, api.ItemFailed, err.Error(), nil)
 	case err != nil:
 		return true, err
@@ -191,8 +194,11 @@ func (r *campaignRun) back(ctx context.Context, it *api.CampaignItem) error {
 	return err
 }
 
-// unfit says whether the plan still fits the tenant and the target; "" if it does.
-func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem) (api.ItemState, string, error) {
+// unfit says whether the plan still fits the tenant and the target, by the rules that
+// it was made by: "" if it does, PENDING if it may later. others: as for createWith. A
+// target that takes the tenant no more fails the item, as a refused move does: so a
+// campaign that has outlived its plan stops, and can be planned anew or tried again.
+func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem, others bool) (api.ItemState, string, error) {
 	s := r.c.s
 	if s.cfg.Pinned {
 		return api.ItemFailed, "this directory is pinned: placements never change", nil
@@ -212,26 +218,16 @@ func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem) (api.Item
 	if from != it.From {
 		return api.ItemSkipped, fmt.Sprintf("the tenant is in cell %s, not in %s any more", from, it.From), nil
 	}
-	list, _, err := s.store.Cells(ctx)
-	if err != nil {
+	switch err := s.takes(ctx, it.To, it.Tenant); {
+	case errors.Is(err, cells.ErrNoRoom) && others:
+		return api.ItemPending, "", nil // moves that run may make room: its turn comes later
+	case errors.Is(err, ErrCellClosed), errors.Is(err, cells.ErrJurisdiction):
+		return api.ItemFailed, err.Error(), nil
+	case errors.Is(err, ErrNoCell):
+		return api.ItemFailed, fmt.Sprintf("cell %s is not registered", it.To), nil
+	default:
 		return "", "", err
 	}
-	facts, err := s.store.TenantFacts(ctx, it.Tenant)
-	if err != nil {
-		return "", "", err
-	}
-	for i := range list {
-		switch c := &list[i]; {
-		case c.ID != it.To:
-		case !c.Open():
-			return api.ItemFailed, fmt.Sprintf("cell %s takes no tenants", c.ID), nil
-		case facts.Jurisdiction != "" && facts.Jurisdiction != c.Jurisdiction:
-			return api.ItemFailed, fmt.Sprintf("cell %s is not in jurisdiction %s", c.ID, facts.Jurisdiction), nil
-		default:
-			return "", "", nil
-		}
-	}
-	return api.ItemFailed, fmt.Sprintf("cell %s is not registered", it.To), nil
 }
 
 // giveUp asks a move's driver to roll it back; nothing if it is decided meanwhile.

@@ -35,8 +35,7 @@ func (s *Server) view(ctx context.Context) (*fleetView, error) {
 	}
 	for i := range list {
 		c := &list[i]
-		v.cells = append(v.cells, cells.CellView{Cell: c.ID, Jurisdiction: c.Jurisdiction, Closed: !c.Open(),
-			Limits: cells.Limits{Tenants: c.PlacementsMax, Rows: c.RowsMax, Bytes: c.BytesMax, Load: c.LoadMax}})
+		v.cells = append(v.cells, c.View())
 		if c.Open() {
 			v.open = append(v.open, c.ID)
 		}

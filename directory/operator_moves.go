@@ -66,15 +66,16 @@ func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, err
 		Actor: req.Actor, Force: req.Force, Throttle: req.Throttle, OperationID: req.OperationID, RequestID: who.request, Driver: s.instance, CreatedAt: now, UpdatedAt: now,
 		Undoes: undoes, UndoWindow: s.exec.undoWindow(&req),
 	}
+	if err := s.mayMove(ctx, &m); err != nil {
+		return 0, nil, err
+	}
 	e := who.audit("move.create")
 	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID
 	e.Detail = detail(map[string]any{"from": from, "to": req.To, "force": req.Force, "operation": req.OperationID, "undoes": undoes, "undo_window": m.UndoWindow.String()})
 	rec, created, err := s.store.CreateMove(ctx, m, e)
 	switch {
-	case errors.Is(err, ErrNoCell):
-		return 0, nil, unknownCell(req.To)
 	case err != nil:
-		return 0, nil, err
+		return 0, nil, unknownOr(req.To, err)
 	case !created:
 		return http.StatusOK, s.exec.current(rec), nil
 	}
@@ -108,32 +109,30 @@ func (s *Server) source(ctx context.Context, req *api.MoveRequest) (cells.CellID
 	return from, nil
 }
 
+// mayMove says why the target does not take the move's tenant; nil if it does.
+func (s *Server) mayMove(ctx context.Context, m *api.Move) error {
+	if err := s.takes(ctx, m.To, m.Tenant); err != nil && !Waived(m, err) {
+		return unknownOr(m.To, err)
+	}
+	return nil
+}
+
+// unknownOr names the cell that is not registered.
+func unknownOr(cell cells.CellID, err error) error {
+	if errors.Is(err, ErrNoCell) {
+		return unknownCell(cell)
+	}
+	return err
+}
+
 // dryRun finds what would refuse the move, without changing anything.
 func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.CellID, undoes cells.MoveID) (api.DryRun, error) {
 	out := api.DryRun{Tenant: req.Tenant, From: from, To: req.To, Preflight: cells.Preflight{Findings: []cells.Finding{}}}
-	list, _, err := s.store.Cells(ctx)
-	if err != nil {
+	switch err := s.mayMove(ctx, &api.Move{Tenant: req.Tenant, To: req.To, Undoes: undoes}); {
+	case errors.Is(err, ErrCellClosed), errors.Is(err, cells.ErrJurisdiction):
+		out.Refusals = append(out.Refusals, err.Error())
+	case err != nil:
 		return out, err
-	}
-	found := false
-	for i := range list {
-		c := &list[i]
-		if c.ID != req.To {
-			continue
-		}
-		found = true
-		switch {
-		case undoes != "": // an undo goes back to a cell that is closed or full meanwhile
-		case c.State != api.CellServing:
-			out.Refusals = append(out.Refusals, fmt.Sprintf("cell %s is %s", c.ID, c.State))
-		case c.Closed:
-			out.Refusals = append(out.Refusals, fmt.Sprintf("cell %s is closed", c.ID))
-		case c.Full():
-			out.Refusals = append(out.Refusals, fmt.Sprintf("cell %s holds its %d tenants", c.ID, *c.PlacementsMax))
-		}
-	}
-	if !found {
-		return out, unknownCell(req.To)
 	}
 	last, err := s.store.Moves(ctx, MoveFilter{Tenant: req.Tenant, Limit: 1})
 	if err != nil {

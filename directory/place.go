@@ -117,15 +117,20 @@ func (s *Server) placeOnce(ctx context.Context, req api.PlacementRequest, op Ope
 	if err != nil {
 		return p, false, err
 	}
+	if c, ok := s.fleet.cell(cell); ok {
+		if err := s.overloaded(&c, req.Tenant); err != nil {
+			return p, false, err
+		}
+	}
 	e := who.audit("placement.reserve")
 	e.Tenant, e.Detail = req.Tenant, detail(map[string]string{"operation": op.ID})
 	ledger, joined, err := s.store.Reserve(ctx, Reservation{
-		Tenant: req.Tenant, Cell: cell, Operation: op, Actor: who.actor, Live: s.serving(), Seen: row.Revision, At: time.Now()}, e)
+		Tenant: req.Tenant, Cell: cell, Operation: op, Actor: who.actor, Live: s.takers(req.Tenant), Seen: row.Revision, At: time.Now()}, e)
 	switch {
 	case errors.Is(err, cells.ErrConflict):
 		return p, true, nil
-	case errors.Is(err, ErrNoCell) && cell != "":
-		return p, false, unknownCell(cell)
+	case err != nil && cell != "":
+		return p, false, unknownOr(cell, err)
 	case err != nil:
 		return p, false, err
 	case joined && ledger.State == PlacementPlaced:

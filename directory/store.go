@@ -17,8 +17,9 @@ var (
 	// ErrNoCell: no such cell is registered, or none at all. Returned by Reserve
 	// and CreateMove.
 	ErrNoCell = errors.New("directory: no cell is registered")
-	// ErrCellClosed: the cell is closed or not yet serving, or its quota is reached; or
-	// no open cell is left. Returned by Reserve and CreateMove.
+	// ErrCellClosed: the cell is closed or not yet serving, or a limit of it is reached; or
+	// no cell is left that takes the tenant. Returned by Reserve and CreateMove, which
+	// return [cells.ErrJurisdiction] for one cell that the tenant may not be in.
 	ErrCellClosed = errors.New("directory: cell takes no new tenants")
 	// ErrOperationReused: the operation id was used for a different request.
 	// Returned by Reserve and CreateMove.
@@ -68,7 +69,8 @@ type LedgerRow struct {
 // Reservation asks for a place in a cell.
 type Reservation struct {
 	Tenant cells.TenantID
-	// Cell; "" chooses the open cell with the fewest tenants, by id among equals.
+	// Cell; "" chooses the one with the fewest tenants among those that take the tenant,
+	// by id among equals.
 	Cell      cells.CellID
 	Operation Operation
 	Actor     string
@@ -148,10 +150,14 @@ type Store interface {
 	// neither 0 nor the cell's revision.
 	PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec, audit api.AuditEntry) (api.Cell, error)
 
+	// Room returns what is known of a cell and of a tenant that is to be put there.
+	// ErrNoCell.
+	Room(ctx context.Context, cell cells.CellID, tenant cells.TenantID) (Room, error)
+
 	// Reserve gives the tenant a place in a cell, in one transaction: it looks at
-	// the cell and its quota and writes a RESERVED row. A tenant that has a row
+	// the cell's [Room] and writes a RESERVED row. A tenant that has a row
 	// already, not overtaken, gets that row and joined true, whatever the cell says.
-	// ErrNoCell, ErrCellClosed, ErrOperationReused.
+	// ErrNoCell, ErrCellClosed, cells.ErrJurisdiction, ErrOperationReused.
 	Reserve(ctx context.Context, r Reservation, audit api.AuditEntry) (row LedgerRow, joined bool, err error)
 	// Settle brings ledger rows up to their routes. A settlement that is not newer
 	// than its row changes nothing. Settling twice is the same as once.
@@ -168,11 +174,12 @@ type Store interface {
 	// one that is recorded.
 	SaveAnswer(ctx context.Context, op Operation, answer []byte, at time.Time) ([]byte, error)
 
-	// CreateMove records a move in state PREPARING, after looking at the target cell
-	// and its quota in the same transaction; while the move is active it counts
+	// CreateMove records a move in state PREPARING, after looking at the target's [Room]
+	// in the same transaction (of which [Waived] lets an undo pass a part); while the move is active it counts
 	// as a tenant of the target. A repeated operation id answers the first record
 	// and created false. A move of a campaign is recorded only while its item is RUNNING
-	// and names it: ErrConflict. ErrNoCell, ErrCellClosed, ErrOperationReused, ErrMoveActive (the
+	// and names it: ErrConflict. ErrNoCell, ErrCellClosed,
+	// cells.ErrJurisdiction, ErrOperationReused, ErrMoveActive (the
 	// record of the other move is returned with it).
 	CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry) (rec api.Move, created bool, err error)
 	// Move returns a record. ErrNotFound.

@@ -35,8 +35,8 @@ type CellSpec struct {
 	Aliases []string `json:"aliases,omitempty"`
 	// Issuers are the token issuers that this cell alone accepts.
 	Issuers []string `json:"issuers,omitempty"`
-	// Jurisdiction is where the cell's data is, legally: plans keep tenants that have a
-	// jurisdiction in cells of the same. Geography is a label for people.
+	// Jurisdiction is where the cell's data is, legally: a tenant that has a jurisdiction is
+	// placed in and moved to cells of the same only. Geography is a label for people.
 	Jurisdiction string `json:"jurisdiction,omitempty"`
 	Geography    string `json:"geography,omitempty"`
 	// Version is the version that the cell is pinned to; informational.
@@ -51,9 +51,9 @@ type CellSpec struct {
 	// PlacementsMax bounds the cell's tenants; nil is no bound. It is counted in
 	// the transaction of each claim, so concurrent claims never pass it.
 	PlacementsMax *int64 `json:"placements_max,omitempty"`
-	// RowsMax, BytesMax and LoadMax (requests a second) bound what plans put into the
-	// cell, by the last measures; nil is no bound. Single moves and placements do not
-	// look at them.
+	// RowsMax, BytesMax and LoadMax (requests a second) bound what is put into the cell,
+	// by the last measures, when it is planned and when each move or placement begins;
+	// nil is no bound. A tenant that was never measured counts as one row of one byte.
 	RowsMax  *int64   `json:"rows_max,omitempty"`
 	BytesMax *int64   `json:"bytes_max,omitempty"`
 	LoadMax  *float64 `json:"load_max,omitempty"`
@@ -77,6 +77,12 @@ type Cell struct {
 
 // Open reports whether the cell takes new tenants, its quota apart.
 func (c *Cell) Open() bool { return c.State == CellServing && !c.Closed }
+
+// View is what policies and rules of placement see of the cell.
+func (c *Cell) View() cells.CellView {
+	return cells.CellView{Cell: c.ID, Jurisdiction: c.Jurisdiction, Closed: !c.Open(),
+		Limits: cells.Limits{Tenants: c.PlacementsMax, Rows: c.RowsMax, Bytes: c.BytesMax, Load: c.LoadMax}}
+}
 
 // Full reports whether the quota is reached.
 func (c *Cell) Full() bool { return c.PlacementsMax != nil && c.Tenants >= *c.PlacementsMax }

@@ -117,6 +117,30 @@ func (m *mutant) unbounded(ctx context.Context, r directory.Reservation, a api.A
 	return m.Store.Reserve(ctx, r, a)
 }
 
+// roomy creates a move with the limits of its target changed for that while.
+func (m *mutant) roomy(ctx context.Context, mv api.Move, a api.AuditEntry, change func(*api.CellSpec)) (api.Move, bool, error) {
+	list, _, err := m.Cells(ctx)
+	if err != nil {
+		return mv, false, err
+	}
+	for _, c := range list {
+		if c.ID != mv.To {
+			continue
+		}
+		spec := c.CellSpec
+		spec.Revision = 0
+		change(&spec)
+		if _, err := m.Store.PutCell(ctx, c.ID, spec, a); err != nil {
+			return mv, false, err
+		}
+		defer func() {
+			c.CellSpec.Revision = 0
+			_, _ = m.Store.PutCell(ctx, c.ID, c.CellSpec, a)
+		}()
+	}
+	return m.Store.CreateMove(ctx, mv, a)
+}
+
 func (m *mutant) PutCell(ctx context.Context, id cells.CellID, spec api.CellSpec, a api.AuditEntry) (api.Cell, error) {
 	switch {
 	case m.is("cell revisions are ignored"):
@@ -176,6 +200,30 @@ func (m *mutant) CreateMove(ctx context.Context, mv api.Move, a api.AuditEntry) 
 		mv.OperationID = ""
 	case m.is("moves look at no items"):
 		mv.Campaign = ""
+	case m.is("limits are of tenants only"):
+		return m.roomy(ctx, mv, a, func(s *api.CellSpec) { s.RowsMax, s.BytesMax = nil, nil })
+	case m.is("room is looked at before"):
+		r, err := m.Room(ctx, mv.To, mv.Tenant)
+		if err == nil {
+			err = r.Refuse()
+		}
+		if err != nil && !directory.Waived(&mv, err) {
+			return mv, false, err
+		}
+		runtime.Gosched()
+		return m.roomy(ctx, mv, a, func(s *api.CellSpec) { s.RowsMax, s.BytesMax = nil, nil })
+	case m.is("jurisdictions are for plans only"):
+		if _, err := m.SetAttributes(ctx, mv.Tenant, "", "", a); err != nil {
+			return mv, false, err
+		}
+	case m.is("undos may go anywhere"):
+		if mv.Undoes != "" {
+			if _, err := m.SetAttributes(ctx, mv.Tenant, "", "", a); err != nil {
+				return mv, false, err
+			}
+		}
+	case m.is("undos find their cell full"):
+		mv.Undoes = ""
 	case m.is("moves count at once"):
 		rec, created, err := m.Store.CreateMove(ctx, mv, a)
 		if err == nil && created {
@@ -314,6 +362,11 @@ func TestSuiteKillsMutants(t *testing.T) {
 		"answers are the last":                 "AnswersAreFirst",
 		"moves are no operations":              "MoveLifecycle",
 		"moves count at once":                  "MoveRefusals",
+		"limits are of tenants only":           "RoomIsKept",
+		"jurisdictions are for plans only":     "RoomIsKept",
+		"undos may go anywhere":                "RoomOfUndos",
+		"undos find their cell full":           "RoomOfUndos",
+		"room is looked at before":             "RoomUnderConcurrency",
 		"updates are lost":                     "MoveUpdatesAreNotLost",
 		"updates are not audited":              "AuditFollowsChanges",
 		"moves are taken from the living":      "MoveTakeover",

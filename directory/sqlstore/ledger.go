@@ -5,6 +5,7 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -66,54 +67,95 @@ func (s *Store) Reserve(ctx context.Context, r directory.Reservation, audit api.
 	return row, joined, err
 }
 
-// chooseCell returns the cell asked for, or the open one with the fewest tenants,
-// after looking at its state and its quota. The tenant's own ledger row, if it is
-// counted there, does not stand in its way.
+// chooseCell returns the cell asked for, or the one with the fewest tenants among
+// those that take the tenant.
 func chooseCell(ctx context.Context, tx *Tx, want cells.CellID, tenant cells.TenantID, live []cells.CellID) (cells.CellID, error) {
-	const query = `SELECT c.id, c.state, c.closed, c.placements_max,
-			` + tenantsOf + ` - (SELECT count(*) FROM placements p WHERE p.tenant = ?1 AND p.cell = c.id) AS n
-		FROM cells c WHERE ?2 = '' OR c.id = ?2 ORDER BY n, c.id`
-	rows, err := tx.QueryContext(ctx, query, tenant, want)
+	rooms, err := roomsIn(ctx, tx.conn, want, tenant)
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = rows.Close() }()
-	seen, why := 0, "no cell is open"
-	for rows.Next() {
-		var id cells.CellID
-		var state api.CellState
-		var closed bool
-		var limit sql.NullInt64
-		var n int64
-		if err := rows.Scan(&id, &state, &closed, &limit, &n); err != nil {
-			return "", err
+	why, barred := fmt.Errorf("%w: no cell is open", directory.ErrCellClosed), 0
+	for i := range rooms {
+		r := &rooms[i]
+		if why = r.Refuse(); why != nil {
+			if errors.Is(why, cells.ErrJurisdiction) {
+				barred++
+			}
+			continue
 		}
-		seen++
-		switch {
-		case state != api.CellServing:
-			why = fmt.Sprintf("cell %s is %s", id, state)
-		case closed:
-			why = fmt.Sprintf("cell %s is closed", id)
-		case limit.Valid && n >= limit.Int64:
-			why = fmt.Sprintf("cell %s holds its %d tenants", id, limit.Int64)
-		case want == "" && live != nil && !slices.Contains(live, id):
-			why = fmt.Sprintf("no process of cell %s serves", id)
-		default:
-			return id, nil
+		if want != "" || live == nil || slices.Contains(live, r.Cell.Cell) {
+			return r.Cell.Cell, nil
 		}
-	}
-	if err := rows.Err(); err != nil {
-		return "", err
+		why = fmt.Errorf("%w: no process of cell %s serves", directory.ErrCellClosed, r.Cell.Cell)
 	}
 	switch {
-	case seen == 0 && want != "":
+	case len(rooms) == 0 && want != "":
 		return "", fmt.Errorf("%w: cell %s", directory.ErrNoCell, want)
-	case seen == 0:
+	case len(rooms) == 0:
 		return "", directory.ErrNoCell
-	case seen > 1:
-		why = "each cell is closed, full or without a process that serves"
+	case barred == len(rooms) && barred > 1:
+		return "", fmt.Errorf("%w: no cell is in jurisdiction %s", cells.ErrJurisdiction, rooms[0].Tenant.Jurisdiction)
+	case len(rooms) > 1:
+		why = fmt.Errorf("%w: each cell is closed, full, outside of the tenant's jurisdiction or without a process that serves", directory.ErrCellClosed)
 	}
-	return "", fmt.Errorf("%w: %s", directory.ErrCellClosed, why)
+	return "", why
+}
+
+// roomsIn returns what is known of the cell, or of all of them beginning with the
+// emptiest, for a tenant that is to be put there.
+func roomsIn(ctx context.Context, q conn, want cells.CellID, tenant cells.TenantID) ([]directory.Room, error) {
+	f, err := scanFacts(q.QueryRowContext(ctx, `SELECT `+factColumns+` FROM tenant_facts WHERE tenant = ?`, tenant))
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return nil, err
+	}
+	t := cells.TenantView{Tenant: tenant, Group: f.Group, Jurisdiction: f.Jurisdiction, Rows: f.Rows, Bytes: f.Bytes}
+	// The tenant's own ledger row, if it is counted there, does not stand in its way.
+	rows, err := q.QueryContext(ctx, `SELECT c.id, c.spec, `+tenantsOf+` - (SELECT count(*) FROM placements p WHERE p.tenant = ?1 AND p.cell = c.id) AS n
+		FROM cells c WHERE ?2 = '' OR c.id = ?2 ORDER BY n, c.id`, tenant, want)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	var out []directory.Room
+	for rows.Next() {
+		var c api.Cell
+		var spec string
+		if err := rows.Scan(&c.ID, &spec, &c.Tenants); err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal([]byte(spec), &c.CellSpec); err != nil {
+			return nil, fmt.Errorf("%w: cell %s: %w", cells.ErrInvalid, c.ID, err)
+		}
+		out = append(out, directory.Room{Cell: c.View(), State: c.State, Tenant: t, Holds: cells.Occupancy{Tenants: c.Tenants}})
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return nil, err
+	}
+	for i := range out {
+		r := &out[i]
+		if r.Cell.Limits.Rows == nil && r.Cell.Limits.Bytes == nil {
+			continue // nobody asks how large they are
+		}
+		err := q.QueryRowContext(ctx, `SELECT CAST(coalesce(sum(f.rows_n), 0) AS BIGINT), CAST(coalesce(sum(f.bytes_n), 0) AS BIGINT) FROM tenant_facts f
+			WHERE f.tenant <> ?1 AND f.tenant IN (SELECT tenant FROM placements WHERE cell = ?2 UNION SELECT tenant FROM moves WHERE active = 1 AND to_cell = ?2)`,
+			tenant, r.Cell.Cell).Scan(&r.Holds.Rows, &r.Holds.Bytes)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Room implements [directory.Store].
+func (s *Store) Room(ctx context.Context, cell cells.CellID, tenant cells.TenantID) (directory.Room, error) {
+	rooms, err := roomsIn(ctx, s.read, cell, tenant)
+	if err != nil {
+		return directory.Room{}, s.translate("room", err)
+	}
+	if len(rooms) == 0 || cell == "" {
+		return directory.Room{}, fmt.Errorf("%w: cell %s", directory.ErrNoCell, cell)
+	}
+	return rooms[0], nil
 }
 
 // Settle implements [directory.Store].

@@ -62,8 +62,7 @@ func (s *Store) CreateMove(ctx context.Context, m api.Move, audit api.AuditEntry
 				return err
 			}
 		}
-		// An undo goes back to where its tenant came from, closed or full as it may be.
-		if _, err := chooseCell(ctx, tx, m.To, m.Tenant, nil); err != nil && (m.Undoes == "" || !errors.Is(err, directory.ErrCellClosed)) {
+		if _, err := chooseCell(ctx, tx, m.To, m.Tenant, nil); err != nil && !directory.Waived(&m, err) {
 			return err
 		}
 		m.State, m.Version = api.MovePreparing, 1
