@@ -166,10 +166,8 @@ func (c *Config) normalize() error {
 	if c.PlacementsPerMinute <= 0 {
 		c.PlacementsPerMinute = 600
 	}
-	for _, h := range c.OperatorSHA256 {
-		if _, err := parseHash(h); err != nil {
-			return err
-		}
+	if _, err := parseHashes(c.OperatorSHA256); err != nil {
+		return err
 	}
 	if c.Now == nil {
 		c.Now = time.Now

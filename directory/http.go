@@ -4,26 +4,19 @@ package directory
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"mime"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/internal/web"
 )
 
 const (
 	// requestTimeout bounds what a call waits for stores and cells.
 	requestTimeout = 30 * time.Second
-	// bodyTimeout bounds the reading of a request's body.
-	bodyTimeout = 10 * time.Second
 	// writeTimeout bounds the whole of an answer; streams renew it with each line.
 	writeTimeout = 2 * requestTimeout
 	// lineTimeout bounds the writing of one line of a stream to a slow reader.
@@ -67,11 +60,7 @@ type endpoint func(w http.ResponseWriter, r *http.Request) (status int, body any
 // serve runs an endpoint for a peer, under a time limit unless it streams.
 func (s *Server) serve(peer func(*http.Request) string, h endpoint) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		id := r.Header.Get(api.HeaderRequestID)
-		if cells.MoveID(id).Validate() != nil {
-			id = "rq-" + rand.Text()
-		}
-		w.Header().Set(api.HeaderRequestID, id)
+		id := web.RequestID(w, r)
 		ctx := context.WithValue(r.Context(), callerKey{}, caller{peer: peer(r), actor: peer(r), request: id})
 		if r.URL.Query().Get("watch") == "" {
 			var cancel context.CancelFunc
@@ -126,94 +115,30 @@ func answerOf(err error) *cells.Answer {
 		Detail: "the change, if one was asked for, may have been made"}
 }
 
-func bad(format string, args ...any) error {
-	return &cells.Answer{Code: cells.CodeBadRequest, Detail: fmt.Sprintf(format, args...)}
-}
-
 // readJSON reads exactly one JSON document of at most [api.MaxBody] bytes into v and
 // refuses unknown fields.
-func readJSON(w http.ResponseWriter, r *http.Request, v any) error { return decodeJSON(w, r, v, true) }
+func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
+	return web.Decode(w, r, v, api.MaxBody, true)
+}
 
 // decodeLimited does as readJSON for a document of at most limit bytes.
 func decodeLimited(w http.ResponseWriter, r *http.Request, v any, limit int64) error {
-	return decodeUpTo(w, r, v, true, limit)
+	return web.Decode(w, r, v, limit, true)
 }
 
 func decodeJSON(w http.ResponseWriter, r *http.Request, v any, strict bool) error {
-	return decodeUpTo(w, r, v, strict, api.MaxBody)
+	return web.Decode(w, r, v, api.MaxBody, strict)
 }
 
-func decodeUpTo(w http.ResponseWriter, r *http.Request, v any, strict bool, limit int64) error {
-	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != api.ContentJSON {
-		return bad("the content type must be %s", api.ContentJSON)
-	}
-	ctl := http.NewResponseController(w)
-	if err := ctl.SetReadDeadline(time.Now().Add(bodyTimeout)); err == nil {
-		defer func() { _ = ctl.SetReadDeadline(time.Time{}) }()
-	}
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
-	if strict {
-		dec.DisallowUnknownFields()
-	}
-	err := dec.Decode(v)
-	if err == nil {
-		if err = dec.Decode(new(json.RawMessage)); errors.Is(err, io.EOF) {
-			return nil
-		} else if err == nil {
-			err = errors.New("more than one document")
-		}
-	}
-	var big *http.MaxBytesError
-	if errors.As(err, &big) {
-		return &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a body has at most %d bytes", limit)}
-	}
-	return bad("the body is not the JSON document that this path takes: %v", err)
-}
+func bad(format string, args ...any) error { return web.Bad(format, args...) }
 
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	body, err := json.Marshal(v)
-	if err != nil { // our own types always marshal
-		http.Error(w, "cannot encode", http.StatusInternalServerError)
-		return
-	}
-	h := w.Header()
-	h.Set("Content-Type", api.ContentJSON)
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Content-Length", strconv.Itoa(len(body)+1))
-	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n'))
-}
+func writeJSON(w http.ResponseWriter, status int, v any) { web.WriteJSON(w, status, v) }
 
-// query reads the parameters of a request and refuses unknown and repeated ones.
 func query(r *http.Request, names ...string) (map[string]string, error) {
-	out := map[string]string{}
-	for name, values := range r.URL.Query() {
-		known := false
-		for _, n := range names {
-			known = known || n == name
-		}
-		if !known {
-			return nil, bad("unknown parameter %q; known are %s", name, strings.Join(names, ", "))
-		}
-		if len(values) != 1 {
-			return nil, bad("parameter %q is given %d times", name, len(values))
-		}
-		out[name] = values[0]
-	}
-	return out, nil
+	return web.Query(r, names...)
 }
 
-func number(v, name string, limit int64) (int64, error) {
-	if v == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < 0 || n > limit {
-		return 0, bad("%s must be a number from 0 to %d", name, limit)
-	}
-	return n, nil
-}
+func number(v, name string, limit int64) (int64, error) { return web.Number(v, name, limit) }
 
 func tenantOf(r *http.Request) (cells.TenantID, error) {
 	t := cells.TenantID(r.PathValue("tenant"))

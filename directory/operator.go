@@ -4,12 +4,12 @@ package directory
 
 import (
 	"net/http"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/internal/credential"
 )
 
 // OperatorHandler serves the operator interface and the probes. It is what the
@@ -68,12 +68,7 @@ func (s *Server) operator(h endpoint) http.Handler {
 			none.ServeHTTP(w, r)
 			return
 		}
-		header := r.Header.Values("Authorization")
-		if len(header) != 1 {
-			header = []string{""}
-		}
-		scheme, credential, _ := strings.Cut(header[0], " ")
-		if !s.verify.accepts(credential) || !strings.EqualFold(scheme, "Bearer") {
+		if !credential.Among(credential.Presented(r.Header), s.verify) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="directory"`)
 			wrong.ServeHTTP(w, r)
 			return

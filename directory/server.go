@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/internal/credential"
 	"github.com/cloister-dev/cloister/table/remote"
 )
 
@@ -33,7 +34,7 @@ type Server struct {
 	store    Store
 	table    cells.RoutingTable
 	instance string // Name/random: this incarnation, as a driver of moves
-	verify   verifier
+	verify   []credential.Hash
 
 	members  *members
 	fleet    *fleet
@@ -61,7 +62,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.normalize(); err != nil {
 		return nil, err
 	}
-	v, err := newVerifier(cfg.OperatorSHA256)
+	v, err := parseHashes(cfg.OperatorSHA256)
 	if err != nil {
 		return nil, err
 	}
