@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/internal/hostname"
 )
 
 // CellState is how far a cell is in its life.
@@ -140,20 +140,19 @@ func (s *CellSpec) Normalize() error {
 	return nil
 }
 
+// normalHost returns the host as package hostname compares it. A port is refused.
 func normalHost(h string) (string, error) {
-	l := strings.ToLower(strings.TrimSuffix(h, "."))
-	bad := l == "" || len(l) > 253
-	for i := 0; i < len(l) && !bad; i++ {
-		b := l[i]
-		bad = (b < 'a' || b > 'z') && (b < '0' || b > '9') && b != '-' && b != '.'
+	if a, err := netip.ParseAddr(h); err == nil && a.Is6() {
+		h = "[" + h + "]"
 	}
-	if _, err := netip.ParseAddr(h); err == nil {
-		return h, nil
+	n, err := hostname.Normalize(h)
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 	}
-	if bad {
+	if name, _ := hostname.WithoutPort(h); name != h {
 		return "", fmt.Errorf("%w: host %q is not a host name without a port", cells.ErrInvalid, h)
 	}
-	return l, nil
+	return n, nil
 }
 
 func normalUpstream(raw string) (string, error) {
