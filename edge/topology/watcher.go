@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
+	"github.com/cloister-dev/cloister/internal/sealed"
 )
 
 // Source gives out the directory's topologies; [*client.EdgeClient] is one.
@@ -85,8 +86,8 @@ var _ View = (*Watcher)(nil)
 // the directory does not answer within Patience either; [cells.ErrUnavailable] when
 // there is neither directory nor snapshot. The caller closes the watcher.
 func Watch(ctx context.Context, cfg Config) (*Watcher, error) {
-	if cfg.Snapshot != "" && len(cfg.Key) < minKeyLength {
-		return nil, fmt.Errorf("%w: topology: the snapshot key has %d bytes, want at least %d", cells.ErrInvalid, len(cfg.Key), minKeyLength)
+	if cfg.Snapshot != "" && len(cfg.Key) < sealed.MinKey {
+		return nil, fmt.Errorf("%w: topology: the snapshot key has %d bytes, want at least %d", cells.ErrInvalid, len(cfg.Key), sealed.MinKey)
 	}
 	if cfg.Source == nil {
 		if cfg.Client == nil {
@@ -231,7 +232,7 @@ func (w *Watcher) take(top *api.Topology) {
 	}
 	w.changed.fire()
 	if w.cfg.Snapshot != "" {
-		if err := write(w.cfg.Snapshot, w.cfg.Key, snapshot{SeenAt: time.Now().UTC(), Topology: next.effective()}); err != nil {
+		if err := format.Write(w.cfg.Snapshot, w.cfg.Key, snapshot{SeenAt: time.Now().UTC(), Topology: next.effective()}); err != nil {
 			w.cfg.Log.Error("topology: the snapshot was not written", "path", w.cfg.Snapshot, "err", err)
 		}
 	}
