@@ -3,9 +3,7 @@
 package extract
 
 import (
-	"bytes"
 	"crypto/rsa"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,10 +18,11 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/edge/internal/claims"
 )
 
 // MaxToken bounds a token that is looked at, in bytes. Larger ones are refused.
-const MaxToken = 16 << 10
+const MaxToken = claims.MaxToken
 
 // maxKeys bounds a key set; a token without a kid may be checked by each key.
 const maxKeys = 64
@@ -172,12 +171,12 @@ func (c *jwtRule) find(r *http.Request) (Found, bool, *cells.Answer, *cells.Answ
 		if payload, err = c.verify(tok); err != nil {
 			return Found{}, false, nil, &cells.Answer{Code: cells.CodeUnknownIssuer, Detail: "the token was not accepted", Err: err}
 		}
-	} else if payload, err = readPayload(tok); err != nil {
+	} else if payload, err = claims.Payload(tok); err != nil {
 		return Found{}, false, nil, nil // two dots, but no token
 	}
-	v, err := lookup(payload, c.pointer)
+	v, err := claims.Lookup(payload, c.pointer)
 	switch {
-	case errors.Is(err, errNoClaim):
+	case errors.Is(err, claims.ErrNone):
 		return Found{}, false, nil, nil
 	case err != nil:
 		return Found{}, false, nil, &cells.Answer{Code: cells.CodeBadRequest, Detail: "the token's claims are malformed", Err: err}
@@ -206,84 +205,21 @@ func (c *jwtRule) verify(raw string) ([]byte, error) {
 		if k.Use != "" && k.Use != "sig" || k.Algorithm != "" && k.Algorithm != tok.Headers[0].Algorithm {
 			continue
 		}
-		var claims jwt.Claims
-		if err = tok.Claims(k.Key, &claims); err != nil {
+		var std jwt.Claims
+		if err = tok.Claims(k.Key, &std); err != nil {
 			continue
 		}
-		if claims.Expiry == nil {
+		if std.Expiry == nil {
 			return nil, errors.New("the token has no exp")
 		}
 		expect := c.expect
 		expect.Time = time.Now()
-		if err = claims.ValidateWithLeeway(expect, leeway); err != nil {
+		if err = std.ValidateWithLeeway(expect, leeway); err != nil {
 			return nil, err
 		}
-		return readPayload(raw)
+		return claims.Payload(raw)
 	}
 	return nil, err
-}
-
-// readPayload returns the payload without looking at the signature.
-func readPayload(raw string) ([]byte, error) {
-	_, rest, _ := strings.Cut(raw, ".")
-	payload, _, _ := strings.Cut(rest, ".")
-	b, err := base64.RawURLEncoding.DecodeString(payload)
-	if err != nil {
-		return nil, err
-	}
-	if !bytes.HasPrefix(bytes.TrimLeft(b, " \t\r\n"), []byte("{")) {
-		return nil, errors.New("the payload is no object")
-	}
-	return b, nil
-}
-
-var errNoClaim = errors.New("no such claim")
-
-// lookup returns the string at the pointer. A name that occurs twice in an object
-// on the way is refused: two readers could see two tenants.
-func lookup(payload []byte, pointer []string) (string, error) {
-	if !json.Valid(payload) {
-		return "", errors.New("not JSON")
-	}
-	for _, name := range pointer {
-		dec := json.NewDecoder(bytes.NewReader(payload))
-		t, err := dec.Token()
-		if err != nil {
-			return "", err
-		}
-		if t != json.Delim('{') {
-			return "", errNoClaim
-		}
-		var found json.RawMessage
-		for dec.More() {
-			key, err := dec.Token()
-			if err != nil {
-				return "", err
-			}
-			var v json.RawMessage
-			if err := dec.Decode(&v); err != nil {
-				return "", err
-			}
-			if key == name {
-				if found != nil {
-					return "", fmt.Errorf("claim %q occurs twice", name)
-				}
-				found = v
-			}
-		}
-		if found == nil {
-			return "", errNoClaim
-		}
-		payload = found
-	}
-	if string(payload) == "null" {
-		return "", errNoClaim
-	}
-	var s string
-	if err := json.Unmarshal(payload, &s); err != nil {
-		return "", fmt.Errorf("the claim is no string")
-	}
-	return s, nil
 }
 
 func (s *Spec) compileIssuers() (rule, error) {
@@ -312,11 +248,7 @@ func (s *Spec) compileIssuers() (rule, error) {
 				}
 				return Found{}, false, nil, refuse
 			}
-			iss := ""
-			payload, err := readPayload(tok)
-			if err == nil {
-				iss, err = lookup(payload, []string{"iss"})
-			}
+			iss, err := claims.Issuer(tok)
 			if err == nil {
 				if t, ok := m[iss]; ok {
 					return Found{Tenant: t}, true, nil, nil
