@@ -27,6 +27,10 @@ var (
 	// kept them. Returned by Source.Changes; wraps [cells.ErrUnavailable]: a copy starts
 	// over, a cut is given up.
 	ErrCaptureLost = fmt.Errorf("%w: transfer: changes of the move were lost", cells.ErrUnavailable)
+	// ErrElsewhere: the changes of the move's group are read by another process of the
+	// cell, which can be asked for them. Returned by Source.Changes; wraps
+	// [cells.ErrUnavailable].
+	ErrElsewhere = fmt.Errorf("%w: transfer: another process reads the changes of the group", cells.ErrUnavailable)
 	// ErrRetention: keeping the changes of the move takes more than it may, or more than
 	// the server keeps. Returned by the methods of Source; wraps [cells.ErrInvalid]: the
 	// move must be rolled back.
@@ -44,6 +48,7 @@ var kinds = []struct {
 }{
 	{"view_lost", ErrViewLost},
 	{"capture_lost", ErrCaptureLost},
+	{"elsewhere", ErrElsewhere},
 	{"retention", ErrRetention},
 	{"overtaken", ErrOvertaken},
 	{"mismatch", ErrMismatch},

@@ -37,6 +37,9 @@ type request struct {
 	Sets  []KeySet      `json:"sets,omitempty"`
 	// Limits are those of a check.
 	Limits *Limits `json:"limits,omitempty"`
+	// Group is that of a begin, Alone is [ContextAlone] of changes.
+	Group GroupID `json:"group,omitempty"`
+	Alone bool    `json:"alone,omitempty"`
 }
 
 // reply is the body of every answer that is not a stream, but a survey's.
@@ -102,6 +105,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if op != "survey" {
 		err = validate(q.Move)
 	}
+	if q.Group != "" {
+		err = errors.Join(err, q.Group.Validate())
+	}
 	if err != nil {
 		s.fail(w, http.StatusBadRequest, err)
 		return
@@ -110,7 +116,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, http.StatusForbidden, err)
 		return
 	}
-	ctx := r.Context()
+	ctx := ContextWithGroup(r.Context(), q.Group)
+	if q.Alone {
+		ctx = ContextAlone(ctx)
+	}
 	switch op {
 	case "survey":
 		out, err := s.source.Survey(ctx, q.Move.Tenant)

@@ -75,6 +75,8 @@ type Health struct {
 	// ReplicaLag is how far the slowest standby of the server is behind; 0 without one,
 	// or if the agent may not see it.
 	ReplicaLag time.Duration `json:"replica_lag,omitempty"`
+	// Shared is how many moves share the capture, this one included; 0 if it has its own.
+	Shared int `json:"shared,omitempty"`
 	// Blockers are transactions for which a view has to wait, the oldest first, a few
 	// at most.
 	Blockers []Blocker `json:"blockers,omitempty"`

@@ -121,7 +121,7 @@ func (s *remote) Survey(ctx context.Context, tenant cells.TenantID) (out Survey,
 }
 
 func (s *remote) Begin(ctx context.Context, m cells.MoveRef) (Position, error) {
-	return s.position(ctx, longCall, "begin", request{Move: m})
+	return s.position(ctx, longCall, "begin", request{Move: m, Group: GroupOf(ctx)})
 }
 
 func (s *remote) Kept(ctx context.Context, m cells.MoveRef) (Position, error) {
@@ -176,10 +176,18 @@ func (s *remote) Changes(ctx context.Context, m cells.MoveRef, from Position, yi
 	if len(s.urls) == 0 {
 		return fmt.Errorf("%w: transfer: no live process of the source cell is known", cells.ErrUnavailable)
 	}
-	n := s.at.Load() % int64(len(s.urls))
-	err := s.frames(ctx, s.urls[n], "changes", request{Move: m, From: from}, yield)
-	if err != nil && retryable(err) && ctx.Err() == nil {
+	var err error
+	for range s.urls {
+		n := s.at.Load() % int64(len(s.urls))
+		err = s.frames(ctx, s.urls[n], "changes", request{Move: m, From: from, Alone: Alone(ctx)}, yield)
+		if err == nil || !retryable(err) || ctx.Err() != nil {
+			return err
+		}
 		s.at.CompareAndSwap(n, (n+1)%int64(len(s.urls)))
+		if !errors.Is(err, ErrElsewhere) {
+			return err
+		}
+		// Nothing was yielded: the process that reads for the group is another one.
 	}
 	return err
 }

@@ -95,7 +95,12 @@ func (r *run) loop(ctx context.Context) {
 	from := r.imp.State().Applied
 	go func() {
 		defer close(f.done)
-		f.err = r.src.Changes(rctx, r.m, from, func(b Batch) error { return f.put(rctx, b) })
+		put := func(b Batch) error { return f.put(rctx, b) }
+		f.err = r.src.Changes(rctx, r.m, from, put)
+		if errors.Is(f.err, ErrElsewhere) && rctx.Err() == nil {
+			// None that was asked reads for the group: with a capture of its own, then.
+			f.err = r.src.Changes(ContextAlone(rctx), r.m, from, put)
+		}
 		if f.err == nil {
 			f.err = cells.ErrUnavailable
 		}

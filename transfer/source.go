@@ -22,7 +22,8 @@ type Source interface {
 	// position from which Changes has everything. Idempotent: the same move gets its
 	// first position, unless the store has lost the capture; then it is begun anew,
 	// and the position differs. [cells.ErrNotApplicable] after Release. The target of a
-	// move that is to be undoable begins m.Back() in its own store.
+	// move that is to be undoable begins m.Back() in its own store. With a group in ctx
+	// ([ContextWithGroup]) it may be captured together with the group's other moves.
 	Begin(ctx context.Context, m cells.MoveRef) (Position, error)
 	// View opens a consistent view of the tenant's rows at one exact position of the
 	// captured changes. The caller closes it.
@@ -34,7 +35,9 @@ type Source interface {
 	// Changes yields what was committed after from, in commit order, and goes on
 	// until ctx ends, yield fails, or the source fails. It yields a batch without
 	// data when it has nothing else to show for a position that Head, View or Final
-	// gave out. It may wait in yield as long as it takes.
+	// gave out, or now and then. It may wait in yield as long as it takes; others of the
+	// move's group do not wait with it. [ErrElsewhere] if another process reads for the
+	// group.
 	Changes(ctx context.Context, m cells.MoveRef, from Position, yield func(Batch) error) error
 	// Head returns a position that Changes will reach soon and that is behind
 	// everything committed before the call.

@@ -29,24 +29,45 @@ type captured struct {
 	known, released bool
 	start           pglogrepl.LSN // 0 until the slot is made
 	role            int
-	name            string // of the slot and the publication
+	name            string // of the slot
+	group           string // the row of transfer_group, or ""
+	alone           bool   // it has a slot of its own all the same
+	groupName       string // of the group's slot and publication
 	shape           string
 	lost            int
 	ended           string // why the capture was ended here; "" if it was not
 }
 
+// together reports whether the capture is by the slot of its group.
+func (c captured) together() bool { return c.group != "" && !c.alone }
+
+// publication is the one that the slot is read with. That of a group lives as long as
+// one of its members is captured.
+func (c captured) publication() string {
+	if c.group != "" {
+		return c.groupName
+	}
+	return c.name
+}
+
 // capture reads the move's row.
 func (s *Store) capture(ctx context.Context, q querier, move cells.MoveID) (c captured, err error) {
 	var text string
-	err = q.QueryRow(ctx, s.q("SELECT start::text, released, role, objects, shape, lost, ended FROM @s.transfer_capture WHERE move = $1"), string(move)).
-		Scan(&text, &c.released, &c.role, &c.name, &c.shape, &c.lost, &c.ended)
+	err = q.QueryRow(ctx, s.q("SELECT start::text, released, role, objects, shape, lost, ended, grp, alone FROM @s.transfer_capture WHERE move = $1"), string(move)).
+		Scan(&text, &c.released, &c.role, &c.name, &c.shape, &c.lost, &c.ended, &c.group, &c.alone)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return captured{name: s.objectName(move)}, nil
 	}
 	if err == nil {
 		c.start, err = pglogrepl.ParseLSN(text)
 	}
-	if c.known = err == nil; c.name == "" {
+	if c.group != "" {
+		c.groupName = s.groupName(c.group)
+	}
+	switch c.known = err == nil; {
+	case c.together():
+		c.name = c.groupName
+	case c.name == "":
 		c.name = s.objectName(move)
 	}
 	return c, err
@@ -81,7 +102,7 @@ func (s *Store) kept(ctx context.Context, q querier, move cells.MoveID, role int
 		return c, lostBack(move, "its replication slot has lost log: it was further behind than max_slot_wal_keep_size allows")
 	}
 	var published int
-	if err := q.QueryRow(ctx, "SELECT count(*) FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = $1", c.name).Scan(&published); err != nil {
+	if err := q.QueryRow(ctx, "SELECT count(*) FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = $1", c.publication()).Scan(&published); err != nil {
 		return c, err
 	}
 	if published != len(s.tables) {
@@ -114,8 +135,15 @@ func (s *Store) Adopt(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 		c, err := s.kept(ctx, conn, m.ID, roleAdopted)
 		if errors.Is(err, cells.ErrReturnLost) && !c.known {
 			if c, err = s.kept(ctx, conn, m.Undoes, roleBack); err == nil {
+				objects := c.name
+				if c.together() {
+					objects = ""
+				}
 				_, err = conn.Exec(ctx, s.q("UPDATE @s.transfer_capture SET move = $1, base = $2, role = $3, objects = $4 WHERE move = $5"),
-					string(m.ID), int64(m.Base), roleAdopted, c.name, string(m.Undoes))
+					string(m.ID), int64(m.Base), roleAdopted, objects, string(m.Undoes))
+				if err == nil && c.together() {
+					s.renamed(c.group, m.Undoes, m.ID)
+				}
 			}
 		}
 		pos = positionOf(c.start)

@@ -210,7 +210,7 @@ func (s *Store) Sweep(ctx context.Context) error {
 		}
 		err = errors.Join(err, s.sweep(ctx, cells.MoveID(k.Move), k.Back))
 	}
-	return errors.Join(err, s.spent(ctx))
+	return errors.Join(err, s.spent(ctx), s.sweepGroups(ctx))
 }
 
 // sweep forgets a move that is over, but not the way back that has its id.

@@ -65,6 +65,16 @@ func (s *Store) ReplicaLag(ctx context.Context) (time.Duration, error) {
 	return time.Duration(secs * float64(time.Second)), translate(err)
 }
 
+// togetherSQL: o is captured by the slot of c's group.
+const togetherSQL = "o.grp = c.grp AND NOT o.released AND o.ended = '' AND NOT o.alone"
+
+// retainedSQL is the log that slot r keeps for capture c. A member of a group answers for
+// what it has not applied itself, and for what the server keeps behind all of them.
+const retainedSQL = `coalesce(CASE WHEN c.grp <> '' AND NOT c.alone AND c.start <> '0/0' THEN
+		pg_wal_lsn_diff(pg_current_wal_lsn(), greatest(c.start, c.applied)) + greatest(0, pg_wal_lsn_diff((SELECT min(greatest(o.start, o.applied)) FROM @s.transfer_capture o
+			WHERE ` + togetherSQL + ` AND o.start <> '0/0'), r.restart_lsn))
+		ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), r.restart_lsn) END, 0)::bigint`
+
 // Check implements transfer.Source.
 func (s *Store) Check(ctx context.Context, m cells.MoveRef, l transfer.Limits) (h transfer.Health, err error) {
 	if err := s.unchanged(ctx, s.pool, m); err != nil {
@@ -72,9 +82,10 @@ func (s *Store) Check(ctx context.Context, m cells.MoveRef, l transfer.Limits) (
 	}
 	var lag float64
 	err = s.pool.QueryRow(ctx, s.q(`WITH kept AS (UPDATE @s.transfer_capture SET max_retained = $3 WHERE move = $1 AND NOT released AND max_retained <> $3)
-		SELECT coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), r.restart_lsn), 0)::bigint, (`+lagSQL+`)
-		FROM @s.transfer_capture c LEFT JOIN pg_replication_slots r ON r.slot_name = coalesce(nullif(c.objects, ''), $2) WHERE c.move = $1 AND NOT c.released`),
-		string(m.ID), s.objectName(m.ID), l.MaxRetained).Scan(&h.Retained, &lag)
+		SELECT `+retainedSQL+`, CASE WHEN c.grp <> '' AND NOT c.alone THEN (SELECT count(*) FROM @s.transfer_capture o WHERE `+togetherSQL+`) ELSE 0 END, (`+lagSQL+`)
+		FROM @s.transfer_capture c LEFT JOIN @s.transfer_group g ON g.id = c.grp AND NOT c.alone
+		LEFT JOIN pg_replication_slots r ON r.slot_name = coalesce(g.name, nullif(c.objects, ''), $2) WHERE c.move = $1 AND NOT c.released`),
+		string(m.ID), s.objectName(m.ID), l.MaxRetained).Scan(&h.Retained, &h.Shared, &lag)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return h, fmt.Errorf("%w: transfer/postgres: changes of move %s are not captured here", cells.ErrNotApplicable, m.ID)
 	}
@@ -109,7 +120,7 @@ func (s *Store) spent(ctx context.Context) error {
 			err = errors.Join(err, translate(cerr))
 			continue
 		}
-		qerr := s.pool.QueryRow(ctx, "SELECT coalesce(sum(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)), 0)::bigint FROM pg_replication_slots WHERE slot_name = $1", c.name).Scan(&kept)
+		qerr := s.pool.QueryRow(ctx, s.q("SELECT coalesce(sum("+retainedSQL+"), 0)::bigint FROM @s.transfer_capture c JOIN pg_replication_slots r ON r.slot_name = $2 WHERE c.move = $1"), k.Move, c.name).Scan(&kept)
 		limit := transfer.Limits{MaxRetained: k.Max}.Retained()
 		if qerr != nil || limit == 0 || kept <= limit {
 			err = errors.Join(err, translate(qerr))
@@ -129,6 +140,12 @@ func (s *Store) stop(ctx context.Context, move cells.MoveID, why string) error {
 		c, err := s.capture(ctx, conn, move)
 		if err != nil {
 			return err
+		}
+		if c.group != "" {
+			if err := s.dropOwn(ctx, conn, c, move); err != nil {
+				return err
+			}
+			return s.parted(ctx, conn, c.group, move)
 		}
 		return s.dropSlot(ctx, conn, c.name)
 	})

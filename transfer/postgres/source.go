@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -44,11 +45,18 @@ func (s *Store) locked(ctx context.Context, move cells.MoveID, f func(conn *pgxp
 		return translate(err)
 	}
 	defer conn.Release()
-	key := "cell transfer capture " + string(move)
+	return holding(ctx, conn, "cell transfer capture "+string(move), func() error { return f(conn) })
+}
+
+// holding runs f while the connection holds a lock between processes.
+func holding(ctx context.Context, conn *pgxpool.Conn, key string, f func() error) error {
 	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock(hashtextextended($1, 0))", key); err != nil {
+		if ctx.Err() != nil { // it may have been given all the same
+			_ = conn.Conn().Close(context.WithoutCancel(ctx))
+		}
 		return translate(err)
 	}
-	err = f(conn)
+	err := f()
 	if _, uerr := conn.Exec(context.WithoutCancel(ctx), "SELECT pg_advisory_unlock(hashtextextended($1, 0))", key); uerr != nil {
 		// The lock goes with the connection.
 		_ = conn.Conn().Close(context.WithoutCancel(ctx))
@@ -95,23 +103,33 @@ func (s *Store) Begin(ctx context.Context, m cells.MoveRef) (pos transfer.Positi
 		if err != nil {
 			return err
 		}
+		if g := transfer.GroupOf(ctx); g != "" && c.start == 0 && c.lost == 0 && (!c.known || c.group != "") && cat.shareable(m.Tenant) {
+			if pos, err = s.join(ctx, conn, g, m, cat, string(shape)); !errors.Is(err, errApart) {
+				return err
+			}
+		}
 		// A slot without a position was left by a crash; a position whose slot is gone has
 		// missed changes.
 		if _, err := conn.Exec(ctx, s.q("INSERT INTO @s.transfer_capture AS c (move, tenant, base, start, shape) VALUES ($1, $2, $3, '0/0', $4) "+
-			"ON CONFLICT (move) DO UPDATE SET start = '0/0', role = 0, objects = '', shape = EXCLUDED.shape, lost = c.lost + (c.start <> '0/0')::int"),
+			"ON CONFLICT (move) DO UPDATE SET start = '0/0', role = 0, objects = '', grp = '', alone = false, shape = EXCLUDED.shape, lost = c.lost + (c.start <> '0/0')::int"),
 			string(m.ID), string(m.Tenant), int64(m.Base), string(shape)); err != nil {
 			return err
 		}
 		if err := s.fault("row"); err != nil {
 			return err
 		}
-		if there {
+		if c.group != "" {
+			if err := s.parted(ctx, conn, c.group, m.ID); err != nil {
+				return err
+			}
+		}
+		if there && !c.together() {
 			if err := s.dropSlot(ctx, conn, c.name); err != nil {
 				return err
 			}
 		}
 		name := s.objectName(m.ID)
-		if c.name != name {
+		if c.name != name && c.group == "" {
 			if _, err := conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+ident(c.name)); err != nil {
 				return err
 			}
@@ -174,6 +192,15 @@ func (s *Store) release(ctx context.Context, move cells.MoveID) error {
 		if err != nil {
 			return err
 		}
+		if c.group != "" {
+			if err := s.dropOwn(ctx, conn, c, move); err != nil {
+				return err
+			}
+			if err := s.fault("dropped"); err != nil {
+				return err
+			}
+			return s.parted(ctx, conn, c.group, move)
+		}
 		if err := s.dropSlot(ctx, conn, c.name); err != nil {
 			return err
 		}
@@ -183,6 +210,16 @@ func (s *Store) release(ctx context.Context, move cells.MoveID) error {
 		_, err = conn.Exec(ctx, "DROP PUBLICATION IF EXISTS "+ident(c.name))
 		return err
 	})
+}
+
+// dropOwn drops the slot that a member of a group has for itself, also one that a crash
+// has left while it was made.
+func (s *Store) dropOwn(ctx context.Context, conn *pgxpool.Conn, c captured, move cells.MoveID) error {
+	name := s.objectName(move)
+	if c.alone {
+		name = c.name
+	}
+	return s.dropSlot(ctx, conn, name)
 }
 
 // dropSlot drops a slot, taking it from whoever reads it.
@@ -236,7 +273,7 @@ func (s *Store) Head(ctx context.Context, m cells.MoveRef) (transfer.Position, e
 
 // Applied implements transfer.Source: the reader of this process tells the server.
 // If another process has the reader, the position is told when that one begins again.
-func (s *Store) Applied(_ context.Context, m cells.MoveRef, pos transfer.Position) error {
+func (s *Store) Applied(ctx context.Context, m cells.MoveRef, pos transfer.Position) error {
 	lsn, err := lsnOf(pos)
 	if err != nil {
 		return err
@@ -246,8 +283,15 @@ func (s *Store) Applied(_ context.Context, m cells.MoveRef, pos transfer.Positio
 	s.mu.Unlock()
 	if st != nil {
 		st.ack(lsn)
+		return nil
 	}
-	return nil
+	if h := s.hubOf(m.ID); h != nil {
+		h.ack(m.ID, lsn)
+		return nil
+	}
+	// Nobody reads here: whoever reads for the group next finds it there.
+	_, err = s.pool.Exec(ctx, s.q("UPDATE @s.transfer_capture SET applied = $2::pg_lsn WHERE move = $1 AND grp <> '' AND applied < $2::pg_lsn"), string(m.ID), lsn.String())
+	return translate(err)
 }
 
 // replication opens a connection in replication mode.

@@ -59,8 +59,17 @@ type Store struct {
 	patience time.Duration
 	faults   func(point string) error
 
-	mu      sync.Mutex // guards streams
+	// Bounds of what a member may hold up of its group; see hub.
+	stall stallBounds
+
+	wg sync.WaitGroup // of what runs in the background
+
+	mu      sync.Mutex // guards what follows
 	streams map[cells.MoveID]*stream
+	hubs    map[string]*hub
+	joins   map[string]*queue
+	shared  map[cells.MoveID]*exported
+	closed  bool
 }
 
 var (
@@ -103,7 +112,8 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		own.ConnConfig.RuntimeParams[k] = v
 	}
 	s := &Store{cfg: cfg, tables: append(append([]guard.Table(nil), cfg.Tables...), cfg.Keeper.MovedTables()...),
-		schema: pgx.Identifier{cfg.Schema}.Sanitize(), streams: map[cells.MoveID]*stream{}, patience: blockerAge}
+		schema: pgx.Identifier{cfg.Schema}.Sanitize(), streams: map[cells.MoveID]*stream{}, patience: blockerAge, stall: defaultStall,
+		hubs: map[string]*hub{}, joins: map[string]*queue{}, shared: map[cells.MoveID]*exported{}}
 	if s.pool, err = pgxpool.NewWithConfig(ctx, own); err != nil {
 		return nil, translate(err)
 	}
@@ -116,6 +126,18 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 // Close closes the store's connections. Views and imports must be closed before.
 func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	for _, h := range s.hubs {
+		h.cancel(cells.ErrClosed)
+	}
+	shared := s.shared
+	s.shared = map[cells.MoveID]*exported{}
+	s.mu.Unlock()
+	for _, e := range shared {
+		e.end()
+	}
+	s.wg.Wait()
 	s.pool.Close()
 	return nil
 }
@@ -132,18 +154,22 @@ CREATE TABLE IF NOT EXISTS @s.transfer_capture (
 );
 ALTER TABLE @s.transfer_capture ADD COLUMN IF NOT EXISTS shape text NOT NULL DEFAULT '', ADD COLUMN IF NOT EXISTS lost integer NOT NULL DEFAULT 0,
 	ADD COLUMN IF NOT EXISTS max_retained bigint NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS ended text NOT NULL DEFAULT '',
-	ADD COLUMN IF NOT EXISTS role integer NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS objects text NOT NULL DEFAULT '';
+	ADD COLUMN IF NOT EXISTS role integer NOT NULL DEFAULT 0, ADD COLUMN IF NOT EXISTS objects text NOT NULL DEFAULT '',
+	ADD COLUMN IF NOT EXISTS grp text NOT NULL DEFAULT '', ADD COLUMN IF NOT EXISTS alone boolean NOT NULL DEFAULT false, ADD COLUMN IF NOT EXISTS applied pg_lsn NOT NULL DEFAULT '0/0';
+CREATE INDEX IF NOT EXISTS transfer_capture_tenant ON @s.transfer_capture (tenant);
+CREATE TABLE IF NOT EXISTS @s.transfer_group (id text PRIMARY KEY, name text NOT NULL, at timestamptz NOT NULL DEFAULT now());
 CREATE TABLE IF NOT EXISTS @s.transfer_import (
 	move text PRIMARY KEY, tenant text NOT NULL, base bigint NOT NULL, gen bigint NOT NULL, state jsonb NOT NULL,
 	at timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50);
 CREATE TABLE IF NOT EXISTS @s.transfer_key (
 	move text NOT NULL, kind "char" NOT NULL, tbl text NOT NULL, key bytea NOT NULL, PRIMARY KEY (move, kind, tbl, key)
-);`
+);
+CREATE INDEX IF NOT EXISTS transfer_import_tenant ON @s.transfer_import (tenant);`
 
 func (s *Store) install(ctx context.Context) error {
 	var there bool
-	if err := s.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL AND EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($2) AND attname = 'objects')",
+	if err := s.pool.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL AND EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass($2) AND attname = 'applied')",
 		s.schema+".transfer_key", s.schema+".transfer_capture").Scan(&there); err != nil || there {
 		return translate(err)
 	}
@@ -193,6 +219,7 @@ const (
 	stateForeign   = "23503"
 	stateInUse     = "55006"
 	stateUndefined = "42704"
+	stateExists    = "42710"
 	stateNotReady  = "55000"
 	stateTimeout   = "57014"
 	statePrivilege = "42501"

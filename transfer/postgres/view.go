@@ -4,8 +4,6 @@ package postgres
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -33,26 +31,19 @@ type view struct {
 // temporary slot, the snapshot the one that it exports: a transaction is in it
 // exactly if its commit record stands before that point.
 func (s *Store) View(ctx context.Context, m cells.MoveRef) (transfer.View, error) {
-	repl, err := s.replication(ctx)
+	v, err := s.sharedView(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	defer hangUp(repl) // the temporary slot goes with it; the snapshot stays with its importer
-	var tail [6]byte
-	_, _ = rand.Read(tail[:])
-	name := s.objectName(m.ID)[:20] + "_view_" + hex.EncodeToString(tail[:])
-	slot, err := pglogrepl.CreateReplicationSlot(ctx, repl, name, "pgoutput",
-		pglogrepl.CreateReplicationSlotOptions{Temporary: true, Mode: pglogrepl.LogicalReplication, SnapshotAction: "EXPORT_SNAPSHOT"})
-	if err != nil {
-		return nil, translate(err)
-	}
-	at, err := pglogrepl.ParseLSN(slot.ConsistentPoint)
-	if err != nil {
-		return nil, err
-	}
-	v, err := s.openView(ctx, m, at, "SET TRANSACTION SNAPSHOT "+literal(slot.SnapshotName))
-	if err != nil {
-		return nil, err
+	if v == nil {
+		e, err := s.export(ctx, viewName(s.objectName(m.ID)), true)
+		if err != nil {
+			return nil, err
+		}
+		defer hangUp(e.repl) // the temporary slot goes with it; the snapshot stays with its importer
+		if v, err = s.openView(ctx, m, e.at, e.first()); err != nil {
+			return nil, err
+		}
 	}
 	// Something behind the view, so that whoever reads changes up to it sees the end.
 	if _, err := s.message(ctx, m.ID); err != nil {
