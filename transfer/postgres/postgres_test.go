@@ -93,7 +93,7 @@ func (c *cell) reset(ctx context.Context) error {
 		"DO $$ DECLARE p text; BEGIN FOR p IN SELECT pubname FROM pg_publication LOOP EXECUTE format('DROP PUBLICATION %I', p); END LOOP; END $$",
 		`DO $$ DECLARE t text; BEGIN FOR t IN SELECT tenant FROM cell.fence LOOP PERFORM set_config('cell.admitted', pg_current_xact_id()::text || ' ' || t, true);
 			DELETE FROM part WHERE org = t; DELETE FROM item WHERE tenant = t; DELETE FROM cell.outbox WHERE tenant = t; DELETE FROM cell.outbox_published WHERE tenant = t; END LOOP; END $$`,
-		"TRUNCATE cell.fence, cell.outbox_head, cell.outbox_barrier, cell.transfer_capture, cell.transfer_import, cell.transfer_key",
+		"TRUNCATE cell.fence, cell.outbox_head, cell.outbox_barrier, cell.transfer_capture, cell.transfer_import, cell.transfer_key, cell.transfer_group",
 		"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database() AND NOT temporary",
 	} {
 		if _, err := c.pool.Exec(ctx, q); err != nil {
@@ -230,12 +230,19 @@ func (c *cell) Dump(ctx context.Context, tenant cells.TenantID) (map[string]stri
 	return out, err
 }
 
+// Slots implements transfertest.Sharer.
+func (c *cell) Slots(ctx context.Context) (n int, err error) {
+	err = c.pool.QueryRow(ctx, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND NOT temporary").Scan(&n)
+	return n, err
+}
+
 func (c *cell) Leftovers(ctx context.Context) ([]string, error) {
 	var out []string
 	for what, q := range map[string]string{
 		"slots":        "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()",
 		"publications": "SELECT count(*) FROM pg_publication",
 		"captures":     "SELECT count(*) FROM cell.transfer_capture WHERE NOT released OR NOT EXISTS (SELECT FROM item)",
+		"groups":       "SELECT count(*) FROM cell.transfer_group",
 		"keys":         "SELECT count(*) FROM cell.transfer_key",
 		"imports":      "SELECT count(*) FROM cell.transfer_import",
 		"locks":        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",

@@ -5,6 +5,7 @@ package transfertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -63,6 +64,23 @@ func Mutants(t *testing.T, h Harness) {
 			h.sink = func(s transfer.Sink) transfer.Sink { return neverSweeps{s} }
 			return h
 		}, []string{"rolled back"}},
+		{"keeps what a group holds", func(h Harness) Harness {
+			h.source = func(s transfer.Source) transfer.Source { return neverReleases{s} }
+			return h
+		}, []string{"group"}},
+		{"ends a group with its first member", func(h Harness) Harness {
+			h.source = func(s transfer.Source) transfer.Source { return endsAll{s} }
+			return h
+		}, []string{"group"}},
+		{"loses a member's changes", func(h Harness) Harness {
+			h.source = func(s transfer.Source) transfer.Source { return dropsMember{s} }
+			return h
+		}, []string{"group", "group, read anew"}},
+		{"waits for the slowest of a group", func(h Harness) Harness {
+			turn := make(chan struct{}, 1)
+			h.source = func(s transfer.Source) transfer.Source { return slowest{s, turn} }
+			return h
+		}, []string{"group, one stalls"}},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			broken := m.h(h)
@@ -213,3 +231,50 @@ func (neverChecks) Check(context.Context, cells.MoveRef, transfer.Limits) (trans
 type neverSweeps struct{ transfer.Sink }
 
 func (neverSweeps) Sweep(context.Context) error { return nil }
+
+// neverReleases leaves captures as they are.
+type neverReleases struct{ transfer.Source }
+
+func (neverReleases) Release(context.Context, cells.MoveRef) error { return nil }
+
+// endsAll takes the other members of the group along.
+type endsAll struct{ transfer.Source }
+
+func (s endsAll) Release(ctx context.Context, m cells.MoveRef) error {
+	err := s.Source.Release(ctx, m)
+	for i := range 5 {
+		m.ID, m.Tenant = cells.MoveID(fmt.Sprintf("m%d", i)), cells.TenantID(fmt.Sprintf("crowd:%d", i))
+		err = errors.Join(err, s.Source.Release(ctx, m))
+	}
+	return err
+}
+
+// dropsMember hands a member positions without what has changed.
+type dropsMember struct{ transfer.Source }
+
+func (s dropsMember) Changes(ctx context.Context, m cells.MoveRef, from transfer.Position, yield func(transfer.Batch) error) error {
+	return s.Source.Changes(ctx, m, from, func(b transfer.Batch) error {
+		if m.ID == "m1" {
+			b.Table, b.Data, b.Count = "", nil, 0
+		}
+		return yield(b)
+	})
+}
+
+// slowest hands changes to one member after the other.
+type slowest struct {
+	transfer.Source
+	turn chan struct{}
+}
+
+func (s slowest) Changes(ctx context.Context, m cells.MoveRef, from transfer.Position, yield func(transfer.Batch) error) error {
+	return s.Source.Changes(ctx, m, from, func(b transfer.Batch) error {
+		select {
+		case s.turn <- struct{}{}:
+			defer func() { <-s.turn }()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		return yield(b)
+	})
+}
