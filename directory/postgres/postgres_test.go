@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/directory/deploy/deploytest"
 	"github.com/cloister-dev/cloister/directory/directorytest"
 	"github.com/cloister-dev/cloister/directory/postgres"
 	"github.com/cloister-dev/cloister/internal/pgtest"
@@ -31,10 +32,18 @@ func TestMain(m *testing.M) {
 func TestConformance(t *testing.T) {
 	url := pgtest.DB(t)
 	var n atomic.Int64
-	directorytest.Run(t, func(t *testing.T) directorytest.Harness {
+	open := func() func(context.Context) (*postgres.Store, error) {
 		schema := fmt.Sprintf("s%d", n.Add(1))
-		return directorytest.Harness{Open: func(ctx context.Context) (directory.Store, error) {
+		return func(ctx context.Context) (*postgres.Store, error) {
 			return postgres.Open(ctx, url, postgres.Options{Schema: schema, AllowAsynchronous: true, Connections: 6})
-		}}
+		}
+	}
+	directorytest.Run(t, func(t *testing.T) directorytest.Harness {
+		open := open()
+		return directorytest.Harness{Open: func(ctx context.Context) (directory.Store, error) { return open(ctx) }}
+	})
+	deploytest.Run(t, func(t *testing.T) deploytest.Harness {
+		open := open()
+		return deploytest.Harness{Open: func(ctx context.Context) (deploytest.Directory, error) { return open(ctx) }}
 	})
 }

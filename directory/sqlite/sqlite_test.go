@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/directory/deploy/deploytest"
 	"github.com/cloister-dev/cloister/directory/directorytest"
 	"github.com/cloister-dev/cloister/directory/sqlite"
 )
@@ -24,3 +25,10 @@ func harness(t *testing.T) directorytest.Harness {
 }
 
 func TestConformance(t *testing.T) { directorytest.Run(t, harness) }
+
+func TestDeployments(t *testing.T) {
+	deploytest.Run(t, func(t *testing.T) deploytest.Harness {
+		path := filepath.Join(t.TempDir(), "directory.db")
+		return deploytest.Harness{Open: func(ctx context.Context) (deploytest.Directory, error) { return sqlite.Open(ctx, path) }}
+	})
+}
