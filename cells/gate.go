@@ -24,6 +24,7 @@ type gatesConfig struct {
 	keys   [][]byte
 	log    *slog.Logger
 	grace  time.Duration
+	served func(Served)
 }
 
 // WithOpener sets what is called before the first admission of a tenant at an

@@ -33,14 +33,18 @@ func UnaryServerInterceptor(router *Router, gates *Gates, opts ...MiddlewareOpti
 			resp, err := handler(cleanTransport(ctx), req)
 			return resp, gates.serviceError(ctx, err)
 		}
+		begun := time.Now()
 		a, err := gates.admitCall(ctx, info.FullMethod, false)
 		if err != nil {
+			gates.servedCall(ctx, false, begun, err)
 			return nil, err
 		}
 		defer a.Done()
 		gates.stampCall(ctx, a)
 		resp, err := handler(ContextWithAdmission(cleanTransport(ctx), a), req)
-		return resp, gates.serviceError(ctx, err)
+		err = gates.serviceError(ctx, err)
+		gates.servedCall(ctx, false, begun, err)
+		return resp, err
 	}
 }
 
@@ -61,22 +65,25 @@ func StreamServerInterceptor(router *Router, gates *Gates, opts ...MiddlewareOpt
 		if cfg.unguarded != nil && cfg.unguarded(info.FullMethod) {
 			return gates.serviceError(ctx, handler(srv, &guardedStream{ServerStream: ss, ctx: cleanTransport(ctx)}))
 		}
+		begun := time.Now()
 		a, err := gates.admitCall(ctx, info.FullMethod, true)
 		if err != nil {
+			gates.servedCall(ctx, true, begun, err)
 			return err
 		}
 		defer a.Done()
 		gates.stampCall(ctx, a)
 		s := &guardedStream{ServerStream: ss, ctx: cleanTransport(a.Context()), waits: info.IsClientStream, stop: make(chan struct{}), grace: gates.cfg.grace}
 		defer close(s.stop)
-		err = handler(srv, s)
-		if err == nil {
-			return nil
+		if err = handler(srv, s); err != nil {
+			if closed := AnswerOf(context.Cause(s.ctx)); closed != nil && errors.Is(closed, ErrGateClosed) {
+				err = answerStatus(closed, false).Err()
+			} else {
+				err = gates.serviceError(ctx, err)
+			}
 		}
-		if closed := AnswerOf(context.Cause(s.ctx)); closed != nil && errors.Is(closed, ErrGateClosed) {
-			return answerStatus(closed, false).Err()
-		}
-		return gates.serviceError(ctx, err)
+		gates.servedCall(ctx, true, begun, err)
+		return err
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/textproto"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // MiddlewareOption configures [HTTPMiddleware], [UnaryServerInterceptor] and
@@ -92,27 +93,33 @@ func (g *Gates) checkRouter(router *Router) {
 }
 
 func (g *Gates) serveHTTP(w http.ResponseWriter, r *http.Request, next http.Handler, stream bool) {
+	begun := time.Now()
 	req, bad := admitRequestOf(func(name string) []string { return r.Header[name] })
 	if bad != nil {
-		g.refuseHTTP(w, r, bad)
+		g.refuseHTTP(w, r, bad, begun)
 		return
 	}
 	req.Stream, req.Label = stream, r.URL.Path
 	a, err := g.Admit(r.Context(), req)
 	if err != nil {
-		g.refuseHTTP(w, r, AnswerOf(err))
+		g.refuseHTTP(w, r, AnswerOf(err), begun)
 		return
 	}
 	rw := &admittedWriter{responseWriter: responseWriter{w: w}, admission: a, cell: string(g.cell), epoch: strconv.FormatUint(uint64(a.Epoch), 10),
 		websocket: stream && strings.EqualFold(r.Header.Get("Upgrade"), "websocket")}
 	rw.prepare = rw.stamp
-	defer rw.finish()
+	ended := false
+	defer func() {
+		rw.finish()
+		g.servedHTTP(r, rw, stream, begun, !ended)
+	}()
 	ctx := &requestContext{Context: r.Context(), writer: rw}
 	if stream {
 		a.onForce(rw.forceEnd)
 		ctx.Context = a.Context()
 	}
 	next.ServeHTTP(rw.forHandler(), r.WithContext(ctx))
+	ended = true
 }
 
 // requestContext carries a request's admission, and what ends the request by force.
@@ -131,9 +138,12 @@ func (c *requestContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-func (g *Gates) refuseHTTP(w http.ResponseWriter, r *http.Request, a *Answer) {
+func (g *Gates) refuseHTTP(w http.ResponseWriter, r *http.Request, a *Answer, begun time.Time) {
 	w.Header().Set(HeaderCell, string(g.cell))
 	WriteProblem(w, r, a)
+	if g.cfg.served != nil {
+		g.cfg.served(Served{Answer: a.Code, Gone: r.Context().Err() != nil, Took: time.Since(begun)})
+	}
 }
 
 // admitRequestOf reads what HTTP headers and gRPC metadata have in common. get

@@ -18,6 +18,7 @@ type responseWriter struct {
 	w       http.ResponseWriter
 	prepare func(http.Header) // called before headers go out
 	wrote   bool
+	status  int  // of the head that went out; 0 before
 	answer  Code // set by WriteProblem: the answer is the platform's
 }
 
@@ -45,6 +46,7 @@ func (w *responseWriter) WriteHeader(status int) {
 	if !w.wrote {
 		w.clean()
 		w.wrote = status >= 200 || status == http.StatusSwitchingProtocols
+		w.status = status
 	}
 	w.w.WriteHeader(status)
 }
@@ -57,7 +59,7 @@ func (w *responseWriter) Write(b []byte) (int, error) {
 func (w *responseWriter) begin() {
 	if !w.wrote {
 		w.clean()
-		w.wrote = true
+		w.wrote, w.status = true, http.StatusOK
 	}
 }
 

@@ -43,6 +43,9 @@ type Config struct {
 
 	// Witness notes what clients see of moves; nil notes nothing. The caller runs it.
 	Witness *Witness
+	// Vitals is told every second how the requests to each cell went; nil is not. The
+	// server calls it while it runs.
+	Vitals VitalsReporter
 
 	// Hold bounds the requests that wait. See [hold.Limits] for its defaults.
 	Hold hold.Limits

@@ -36,6 +36,7 @@ type exchange struct {
 	grpc    bool
 	http2   bool
 	upgrade bool
+	stream  bool // the answer is one
 	ask     bool // the body waits until the cell wants it
 	body    *forward.Body
 	rp      httputil.ReverseProxy
@@ -448,6 +449,7 @@ func (x *exchange) accept(resp *http.Response, gate *cells.Answer) *http.Respons
 	case resp.StatusCode == http.StatusSwitchingProtocols:
 		x.rec.status = resp.StatusCode // written past the recorder
 	case isEventStream(resp.Header):
+		x.stream = true
 		resp.Body = endable(x.s.streams, resp, nil)
 	case x.grpc:
 		resp.Body = endable(x.s.calls, resp, http.Header{"Grpc-Status": {"14"}, "Grpc-Message": {"the edge is shutting down"}})
@@ -464,6 +466,7 @@ func (x *exchange) finish(panicked any) {
 		}
 	}
 	x.s.metrics.observe(x)
+	x.count()
 	x.witness()
 	n := x.s.cfg.AccessLog
 	if n > 0 && (x.s.seq.Add(1)%uint64(n) == 0 || x.cause != nil || panicked != nil) {

@@ -21,6 +21,7 @@ import (
 	"github.com/cloister-dev/cloister/edge/forward"
 	"github.com/cloister-dev/cloister/edge/hold"
 	"github.com/cloister-dev/cloister/edge/topology"
+	"github.com/cloister-dev/cloister/member/vitals"
 )
 
 // Routes is the view of the routes that an edge decides by; [*cells.Router] is
@@ -46,6 +47,7 @@ type Server struct {
 	budget  *forward.Budget
 	tokens  *tokens
 	metrics *metrics
+	vitals  vitals.Recorder
 	unknown *rate.Limiter // reads of the table for tenants without a route
 	log     *slog.Logger
 	debug   *log.Logger // for what net/http has to say
@@ -217,6 +219,14 @@ func (s *Server) Run(ctx context.Context) error {
 		defer close(tidy)
 		s.tidy(ctx)
 	}()
+	reported := make(chan struct{})
+	reporting, lastReport := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer close(reported)
+		if s.cfg.Vitals != nil {
+			s.reportVitals(reporting)
+		}
+	}()
 	s.log.Info("edge: serving", "name", s.cfg.Name, "addr", s.Addr(), "tls_addr", s.TLSAddr(), "admin_addr", s.AdminAddr())
 	var err error
 	select {
@@ -226,6 +236,8 @@ func (s *Server) Run(ctx context.Context) error {
 	s.drain(front, cut)
 	_ = back.Close()
 	serving.Wait()
+	lastReport()
+	<-reported
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,9 @@ func (m *Member) heartbeat() Heartbeat {
 	if m.opts.store != nil {
 		h.Engine = m.opts.store.Engine
 	}
+	if rows := m.vitals.Rows(); len(rows) > 0 {
+		h.Vitals = &rows[0].Counts
+	}
 	return h
 }
 

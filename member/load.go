@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/member/vitals"
 )
 
 const (
@@ -17,6 +18,24 @@ const (
 	// leastLoad is the load below which a tenant is not reported, per second.
 	leastLoad = 0.05
 )
+
+// served counts how a request went, for comparisons of versions.
+func (m *Member) served(s cells.Served) {
+	o, took := vitals.OfCode(s.Answer), s.Took
+	switch {
+	case s.Gone:
+		return
+	case s.Answer != "":
+	case s.Status > 0:
+		o = vitals.OfStatus(s.Status)
+	default:
+		o = vitals.OfGRPC(int(s.GRPC))
+	}
+	if s.Stream {
+		took = -1
+	}
+	m.vitals.Observe(m.cfg.Cell, m.cfg.Version, o, took)
+}
 
 // busiest turns counts of admissions into loads: an average that forgets what is
 // older than about loadWindow. Used by one goroutine.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/member/vitals"
 	"github.com/cloister-dev/cloister/table/remote"
 )
 
@@ -58,6 +59,7 @@ type Member struct {
 	keysSeen   string        // content of the admission key file; beat loop only
 	poke       chan struct{} // wakes the beat loop
 	load       busiest       // beat loop only
+	vitals     vitals.Recorder
 
 	leaving  atomic.Bool
 	distrust atomic.Bool // the database is older than the snapshot: wait for the table
@@ -185,7 +187,7 @@ func (m *Member) route(keys [][]byte) error {
 		ropts = append(ropts, cells.WithSnapshot(filepath.Join(m.cfg.StateDir, "routes.snapshot"), key))
 	}
 	m.router = cells.NewRouter(m.table, ropts...)
-	gopts := []cells.GateOption{cells.WithGateLogger(m.log), cells.WithAdmissionKey(keys...)}
+	gopts := []cells.GateOption{cells.WithGateLogger(m.log), cells.WithAdmissionKey(keys...), cells.WithServed(m.served)}
 	if m.opts.store != nil {
 		gopts = append(gopts, cells.WithOpener(m.openForAdmission))
 	}
@@ -367,6 +369,7 @@ func (m *Member) Handler(next http.Handler) http.Handler {
 			w.Header().Set(cells.HeaderCell, string(m.cfg.Cell))
 			cells.WriteProblem(w, r, a)
 			m.metrics.admitted(string(a.Code))
+			m.served(cells.Served{Answer: a.Code})
 		default:
 			admitted.ServeHTTP(w, r)
 			// The middleware strips a service's own, so this is the platform's.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/member/vitals"
 	"github.com/cloister-dev/cloister/transfer"
 )
 
@@ -70,6 +71,9 @@ type Heartbeat struct {
 	// Busiest are the tenants with the most admissions a second in this process, the
 	// busiest first, at most MaxBusiest of them.
 	Busiest []TenantLoad `json:"busiest,omitempty"`
+	// Vitals is how all requests since the process's start went, at Version. Nil: none
+	// has ended yet.
+	Vitals *vitals.Counts `json:"vitals,omitempty"`
 }
 
 // MaxBusiest bounds Heartbeat.Busiest.

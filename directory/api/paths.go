@@ -11,6 +11,7 @@ const (
 	PathMoves      = "/cells/v1/moves"      // POST MoveRequest -> Move or DryRun; GET -> MoveList; GET {id}[?watch=1]; POST {id}/rollback; GET {id}/receipt
 	PathBudgets    = "/cells/v1/budgets"    // GET -> BudgetList; PUT BudgetSpec; GET {tenant} -> cells.BudgetAccount; PUT {tenant} BudgetSpec; DELETE {tenant}
 	PathCampaigns  = "/cells/v1/campaigns"  // POST CampaignRequest -> CampaignPlan; GET -> CampaignList; GET {id}, {id}/items, {id}/plan; PUT {id}/plan; POST {id}/run, pause, resume, abort
+	PathRollouts   = "/cells/v1/rollouts"   // POST RolloutRequest -> RolloutPlan; GET -> RolloutList; GET {id}, {id}/units; POST {id}/pause, resume, abort
 	PathMeasures   = "/cells/v1/measures"   // POST MeasureRequest -> Measured
 	PathMembers    = "/cells/v1/members"    // GET -> MemberList
 	// PathProvisioned: GET -> ProvisionedList; GET, PUT {cell}: ProvisionRequest -> Provisioned;
@@ -36,6 +37,8 @@ const (
 	PathSpecs      = "/cells/v1/provision/specs"
 	PathSpecStatus = "/cells/v1/provision/status"
 	PathLiving     = "/cells/v1/provision/living"
+	// PathVitals takes a VitalsReport from an edge, and answers {}.
+	PathVitals = "/cells/v1/vitals"
 )
 
 // HeaderRequestID names a request in the audit. A caller may send its own, 1 to

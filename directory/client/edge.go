@@ -105,14 +105,24 @@ func (e *EdgeClient) WatchTopology(ctx context.Context, f func(*api.Topology) er
 	return fmt.Errorf("%w: %w", ErrWatchBroken, err)
 }
 
+// ReportVitals tells the directory how requests went. A report that did not arrive is
+// made up for by the next one. Errors are as those of [EdgeClient.ReportSeen].
+func (e *EdgeClient) ReportVitals(ctx context.Context, r api.VitalsReport) error {
+	return e.report(ctx, api.PathVitals, r)
+}
+
 // ReportSeen tells the directory what clients saw of moves. Sending a report again is
 // no harm. Errors are refusals of the directory, or wrap [cells.ErrUnavailable].
 func (e *EdgeClient) ReportSeen(ctx context.Context, r api.SeenReport) error {
+	return e.report(ctx, api.PathSeen, r)
+}
+
+func (e *EdgeClient) report(ctx context.Context, path string, r any) error {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.base+api.PathSeen, bytes.NewReader(b))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.base+path, bytes.NewReader(b))
 	if err != nil {
 		return fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 	}

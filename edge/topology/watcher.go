@@ -73,6 +73,8 @@ type view struct {
 	cells  map[cells.CellID][]string
 	// by is the directory process that named each cell's addresses.
 	by map[cells.CellID]string
+	// versions are the cells' labels.
+	versions map[cells.CellID]string
 }
 
 var _ View = (*Watcher)(nil)
@@ -239,10 +241,10 @@ func (w *Watcher) take(top *api.Topology) {
 }
 
 func newView(top *api.Topology, old *view, source string, base time.Duration) *view {
-	v := &view{source: source, base: base, top: top, cells: map[cells.CellID][]string{}, by: map[cells.CellID]string{}}
+	v := &view{source: source, base: base, top: top, cells: map[cells.CellID][]string{}, by: map[cells.CellID]string{}, versions: map[cells.CellID]string{}}
 	for i := range top.Cells {
 		c := &top.Cells[i]
-		v.cells[c.ID], v.by[c.ID] = c.Upstreams, top.Directory
+		v.cells[c.ID], v.by[c.ID], v.versions[c.ID] = c.Upstreams, top.Directory, c.Version
 		if len(c.Upstreams) == 0 && old != nil && len(old.cells[c.ID]) > 0 && old.by[c.ID] != top.Directory {
 			v.cells[c.ID], v.by[c.ID] = old.cells[c.ID], old.by[c.ID]
 		}
@@ -284,6 +286,14 @@ func (w *Watcher) Knows(cell cells.CellID) bool {
 		return ok
 	}
 	return false
+}
+
+// Version is the version that the directory says the cell has; "" if it says none.
+func (w *Watcher) Version(cell cells.CellID) string {
+	if v := w.view.Load(); v != nil {
+		return v.versions[cell]
+	}
+	return ""
 }
 
 // Changed implements [View].

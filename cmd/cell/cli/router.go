@@ -124,7 +124,7 @@ func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl
 	if err != nil {
 		return &usageError{err}
 	}
-	cfg.Witness = edge.NewWitness(directory, a.log)
+	cfg.Witness, cfg.Vitals = edge.NewWitness(directory, a.log), directory
 	opts := []cells.RouterOption{cells.WithRouterLogger(a.log), cells.WithOnChange(cfg.Witness.Route), cells.WithSnapshot(filepath.Join(fl.state, "routes.snapshot"), cfg.AdmissionKey)}
 	if fl.defaultCell != "" {
 		opts = append(opts, cells.WithDefaultCell(cells.CellID(fl.defaultCell)))
