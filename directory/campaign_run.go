@@ -31,127 +31,50 @@ var (
 	errNoChange  = errors.New("directory: nothing to change")
 )
 
-// campaigns drives campaigns. A record and its items say how far a campaign is; a
-// row's driver and beat say who drives it. Two drivers at once are wasteful and
-// harmless: an item's attempt names its move, a move's id is recorded once, and a
-// result is written once.
+// campaigns drives campaigns. Two drivers at once are wasteful and harmless: an
+// item's attempt names its move, a move's id is recorded once, and a result is written
+// once.
 type campaigns struct {
-	s   *Server
-	now chan struct{} // look now
+	*drivers[api.CampaignID]
 
-	mu      sync.Mutex
-	running map[api.CampaignID]*campaignRun // guarded by mu
-
-	// Used by the loop only.
-	beats map[api.CampaignID]heardBeat
-	first bool
+	runMu sync.Mutex
+	runs  map[api.CampaignID]*campaignRun // guarded by runMu
 }
 
 // campaignRun is this process's part in a campaign.
 type campaignRun struct {
-	c    *campaigns
-	id   api.CampaignID
-	wake chan struct{}
+	c  *campaigns
+	id api.CampaignID
 	// Used by its goroutine only: when full cells are tried again, by target.
 	full map[cells.CellID]time.Time
 }
 
 func newCampaigns(s *Server) *campaigns {
-	return &campaigns{s: s, now: make(chan struct{}, 1), running: map[api.CampaignID]*campaignRun{}, beats: map[api.CampaignID]heardBeat{}, first: true}
+	c := &campaigns{drivers: newDrivers[api.CampaignID](s, "campaign"), runs: map[api.CampaignID]*campaignRun{}}
+	c.beats, c.beat, c.take = s.store.CampaignBeats, s.store.BeatCampaigns, s.store.TakeCampaign
+	c.taken = func(ctx context.Context, id api.CampaignID) error { return c.hook(ctx, CampaignStepTaken, id, 0) }
+	c.step = func(ctx context.Context, id api.CampaignID) (time.Duration, bool, error) {
+		wait, err := c.run(id).step(ctx)
+		return wait, errors.Is(err, errNotDriver), err
+	}
+	c.ended = func(id api.CampaignID) {
+		c.runMu.Lock()
+		defer c.runMu.Unlock()
+		delete(c.runs, id)
+	}
+	return c
 }
 
-// poke makes the campaigns that are driven here look again.
-func (c *campaigns) poke() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.running {
-		select {
-		case r.wake <- struct{}{}:
-		default:
-		}
+// run returns what this process knows of a campaign that it drives.
+func (c *campaigns) run(id api.CampaignID) *campaignRun {
+	c.runMu.Lock()
+	defer c.runMu.Unlock()
+	r := c.runs[id]
+	if r == nil {
+		r = &campaignRun{c: c, id: id, full: map[cells.CellID]time.Time{}}
+		c.runs[id] = r
 	}
-}
-
-// loop shows that this process drives its campaigns, and takes on those that
-// nobody drives, or whose driver has shown no sign of life for a while.
-func (c *campaigns) loop(ctx context.Context) {
-	every := time.NewTicker(c.s.cfg.SweepEvery)
-	defer every.Stop()
-	for {
-		if err := c.sweep(ctx); err != nil && ctx.Err() == nil {
-			c.s.log.Warn("campaigns not looked after", "err", err)
-			c.s.metrics.storeErrors.Inc()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-c.now:
-		case <-every.C:
-		}
-	}
-}
-
-// kick looks for campaigns to take on now.
-func (c *campaigns) kick() {
-	select {
-	case c.now <- struct{}{}:
-	default:
-	}
-	c.poke()
-}
-
-func (c *campaigns) sweep(ctx context.Context) error {
-	list, err := c.s.store.CampaignBeats(ctx)
-	if err != nil {
-		return err
-	}
-	now := time.Now()
-	known := map[api.CampaignID]bool{}
-	mine := false
-	var errs []error
-	for _, b := range list {
-		known[b.ID] = true
-		h, ok := c.beats[b.ID]
-		if !ok || h.driver != b.Driver || h.beat != b.Beat {
-			h = heardBeat{driver: b.Driver, beat: b.Beat, at: now}
-			c.beats[b.ID] = h
-		}
-		switch {
-		case b.Driver == c.s.instance:
-			mine = true
-			c.start(b.ID)
-			continue
-		case b.Driver == "", c.first && c.s.exec.sameName(b.Driver):
-		case now.Sub(h.at) < c.s.cfg.TakeOver:
-			continue
-		}
-		if err := c.take(ctx, b); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	for id := range c.beats {
-		if !known[id] {
-			delete(c.beats, id)
-		}
-	}
-	c.first = false
-	if mine {
-		errs = append(errs, c.s.store.BeatCampaigns(ctx, c.s.instance))
-	}
-	return errors.Join(errs...)
-}
-
-func (c *campaigns) take(ctx context.Context, seen CampaignBeat) error {
-	ok, err := c.s.store.TakeCampaign(ctx, seen, c.s.instance)
-	if err != nil || !ok {
-		return err
-	}
-	c.s.log.Info("campaign taken on", "campaign", seen.ID, "from", seen.Driver)
-	if err := c.hook(ctx, CampaignStepTaken, seen.ID, 0); err != nil {
-		return err
-	}
-	c.start(seen.ID)
-	return nil
+	return r
 }
 
 func (c *campaigns) hook(ctx context.Context, step string, id api.CampaignID, pos int64) error {
@@ -164,50 +87,8 @@ func (c *campaigns) hook(ctx context.Context, step string, id api.CampaignID, po
 	return nil
 }
 
-// start drives a campaign here; again is no harm.
-func (c *campaigns) start(id api.CampaignID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.running[id] != nil || c.s.ctx.Err() != nil {
-		return
-	}
-	r := &campaignRun{c: c, id: id, wake: make(chan struct{}, 1), full: map[cells.CellID]time.Time{}}
-	c.running[id] = r
-	c.s.wg.Go(func() {
-		r.drive(c.s.ctx)
-		c.mu.Lock()
-		delete(c.running, id)
-		c.mu.Unlock()
-	})
-}
-
 // lookEvery is how often a campaign looks at moves that other directories drive.
 const lookEvery = 250 * time.Millisecond
-
-func (r *campaignRun) drive(ctx context.Context) {
-	wait := 50 * time.Millisecond
-	for ctx.Err() == nil {
-		next, err := r.step(ctx)
-		switch {
-		case errors.Is(err, errNotDriver), stopped(err):
-			return
-		case err != nil:
-			if ctx.Err() == nil {
-				r.c.s.log.Warn("campaign not driven on; trying again", "campaign", r.id, "err", err)
-			}
-			next, wait = wait, min(2*wait, 5*time.Second)
-		default:
-			wait = 50 * time.Millisecond
-		}
-		t := time.NewTimer(next)
-		select {
-		case <-ctx.Done():
-		case <-r.wake:
-		case <-t.C:
-		}
-		t.Stop()
-	}
-}
 
 func (r *campaignRun) audit(action, actor string) api.AuditEntry {
 	s := r.c.s

@@ -30,14 +30,6 @@ type ItemFilter struct {
 	Limit int
 }
 
-// CampaignBeat is a sign of life of a campaign's driver; Driver is "" when it has
-// none.
-type CampaignBeat struct {
-	ID     api.CampaignID
-	Driver string
-	Beat   int64
-}
-
 // Measurement is how large a tenant is.
 type Measurement struct {
 	Tenant      cells.TenantID

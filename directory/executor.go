@@ -40,7 +40,7 @@ type executor struct {
 func newExecutor(s *Server) *executor {
 	e := &executor{
 		s: s, agents: newAgents(s), slots: make(chan struct{}, s.cfg.Moves), sweeps: make(chan struct{}, s.cfg.Moves),
-		running: map[cells.MoveID]*tracker{}, tending: map[cells.TenantID]bool{}, windows: map[cells.TenantID]*window{}, sweeper: newSweeperState(),
+		running: map[cells.MoveID]*tracker{}, tending: map[cells.TenantID]bool{}, windows: map[cells.TenantID]*window{}, sweeper: newSweeperState(s),
 	}
 	if s.cfg.Trace != nil {
 		e.tracer = cells.NewTracer(s.cfg.Trace, s.instance)

@@ -122,13 +122,6 @@ type MemberRow struct {
 	SeenAt time.Time
 }
 
-// MoveBeat is a sign of life of a move's driver.
-type MoveBeat struct {
-	ID     cells.MoveID
-	Driver string
-	Beat   int64
-}
-
 // Store keeps the control plane's records. Every implementation passes the suite
 // of package directorytest. All methods are safe for concurrent use by several
 // processes. Values passed in and returned are owned by the caller.
@@ -212,6 +205,7 @@ type Store interface {
 	AppendAudit(ctx context.Context, e api.AuditEntry) error
 
 	CampaignStore
+	RolloutStore
 
 	ProvisionStore
 

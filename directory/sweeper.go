@@ -5,7 +5,6 @@ package directory
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -15,16 +14,9 @@ import (
 // sweeperState is what the sweeper remembers between its rounds; used by its
 // goroutine only.
 type sweeperState struct {
-	first    bool
-	beats    map[cells.MoveID]heardBeat
+	moves    takeover[cells.MoveID]
 	reserved map[cells.TenantID]heardRow
 	retries  map[cells.TenantID]retryAt
-}
-
-type heardBeat struct {
-	driver string
-	beat   int64
-	at     time.Time // when it was first heard
 }
 
 type heardRow struct {
@@ -38,26 +30,14 @@ type retryAt struct {
 	wait     time.Duration
 }
 
-func newSweeperState() sweeperState {
-	return sweeperState{first: true, beats: map[cells.MoveID]heardBeat{}, reserved: map[cells.TenantID]heardRow{},
+func newSweeperState(s *Server) sweeperState {
+	return sweeperState{moves: newTakeover[cells.MoveID](s), reserved: map[cells.TenantID]heardRow{},
 		retries: map[cells.TenantID]retryAt{}}
 }
 
 // sweep looks for unfinished work whose driver has died, and does it.
 func (e *executor) sweep(ctx context.Context) {
-	every := time.NewTicker(e.s.cfg.SweepEvery)
-	defer every.Stop()
-	for {
-		if err := e.sweepOnce(ctx); err != nil && ctx.Err() == nil {
-			e.s.log.Warn("sweep not finished", "err", err)
-			e.s.metrics.storeErrors.Inc()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-every.C:
-		}
-	}
+	e.s.sweepEvery(ctx, "moves", nil, e.sweepOnce)
 }
 
 func (e *executor) sweepOnce(ctx context.Context) error {
@@ -70,7 +50,6 @@ func (e *executor) sweepOnce(ctx context.Context) error {
 // drivers have shown no sign of life for a while. Which driver is right does not
 // matter for safety.
 func (e *executor) sweepMoves(ctx context.Context) error {
-	st := &e.sweeper
 	if err := e.s.store.Beat(ctx, e.s.instance); err != nil {
 		return err
 	}
@@ -78,49 +57,9 @@ func (e *executor) sweepMoves(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now := time.Now()
-	known := map[cells.MoveID]bool{}
-	var errs []error
-	for _, b := range beats {
-		known[b.ID] = true
-		h, ok := st.beats[b.ID]
-		if !ok || h.driver != b.Driver || h.beat != b.Beat && b.Driver != e.s.instance {
-			h = heardBeat{driver: b.Driver, beat: b.Beat, at: now}
-			st.beats[b.ID] = h
-		}
-		silent := now.Sub(h.at) >= e.s.cfg.TakeOver
-		switch {
-		case b.Driver == e.s.instance:
-			if e.tracker(b.ID) != nil {
-				h.at = now
-				st.beats[b.ID] = h
-				continue
-			}
-			// Its driver here was stopped, or it was created just now.
-			if !silent {
-				continue
-			}
-		case st.first && e.sameName(b.Driver):
-			// An earlier incarnation of this directory: it is dead.
-		case !silent:
-			continue
-		}
-		if err := e.takeMove(ctx, MoveBeat{ID: b.ID, Driver: b.Driver, Beat: b.Beat}); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	for id := range st.beats {
-		if !known[id] {
-			delete(st.beats, id)
-		}
-	}
-	st.first = false
-	return errors.Join(errs...)
-}
-
-func (e *executor) sameName(driver string) bool {
-	name, _, ok := strings.Cut(driver, "/")
-	return ok && name == e.s.cfg.Name
+	// One of this process that it does not drive was stopped here, or created just now.
+	return e.sweeper.moves.look(beats, func(id cells.MoveID) bool { return e.tracker(id) != nil },
+		func(b MoveBeat) error { return e.takeMove(ctx, b) })
 }
 
 func (e *executor) takeMove(ctx context.Context, seen MoveBeat) error {
@@ -224,10 +163,7 @@ func (e *executor) patience(row *cells.TenantRoute) time.Duration {
 // driven reports whether a record of this directory's store covers all that is
 // unfinished: then its driver, here or elsewhere, does it.
 func (e *executor) driven(row *cells.TenantRoute) bool {
-	covered := func(id cells.MoveID) bool {
-		_, ok := e.sweeper.beats[id]
-		return ok
-	}
+	covered := e.sweeper.moves.knows
 	switch {
 	case row.State == cells.StateDeleting:
 		return false

@@ -361,9 +361,7 @@ func (s *Store) MoveItems(ctx context.Context, id api.CampaignID, from []api.Ite
 
 // CampaignBeats implements [directory.Store].
 func (s *Store) CampaignBeats(ctx context.Context) ([]directory.CampaignBeat, error) {
-	return drivenBeats(ctx, s, drivenCampaigns, "campaign beats", func(id api.CampaignID, driver string, beat int64) directory.CampaignBeat {
-		return directory.CampaignBeat{ID: id, Driver: driver, Beat: beat}
-	})
+	return drivenBeats[api.CampaignID](ctx, s, drivenCampaigns, "campaign beats")
 }
 
 // BeatCampaigns implements [directory.Store].
@@ -373,5 +371,5 @@ func (s *Store) BeatCampaigns(ctx context.Context, driver string) error {
 
 // TakeCampaign implements [directory.Store].
 func (s *Store) TakeCampaign(ctx context.Context, seen directory.CampaignBeat, driver string) (bool, error) {
-	return s.take(ctx, drivenCampaigns, "take campaign", string(seen.ID), seen.Driver, seen.Beat, driver)
+	return take(ctx, s, drivenCampaigns, "take campaign", seen, driver)
 }

@@ -5,6 +5,8 @@ package sqlstore
 import (
 	"context"
 	"fmt"
+
+	"github.com/cloister-dev/cloister/directory"
 )
 
 // driven is a table whose rows have a driver, which shows that it lives by their
@@ -14,24 +16,23 @@ type driven struct{ table, active string }
 var (
 	drivenMoves     = driven{table: "moves", active: "unfinished"}
 	drivenCampaigns = driven{table: "campaigns", active: "driven"}
+	drivenRollouts  = driven{table: "rollouts", active: "driven"}
 )
 
-// drivenBeats lists the rows that need a driver, in order of creation. of makes one.
-func drivenBeats[ID ~string, B any](ctx context.Context, s *Store, d driven, what string, of func(id ID, driver string, beat int64) B) ([]B, error) {
+// drivenBeats lists the rows that need a driver, in order of creation.
+func drivenBeats[ID ~string](ctx context.Context, s *Store, d driven, what string) ([]directory.Beat[ID], error) {
 	rows, err := s.read.QueryContext(ctx, fmt.Sprintf("SELECT id, driver, beat FROM %s WHERE %s = 1 ORDER BY seq", d.table, d.active))
 	if err != nil {
 		return nil, s.translate(what, err)
 	}
 	defer func() { _ = rows.Close() }()
-	var out []B
+	var out []directory.Beat[ID]
 	for rows.Next() {
-		var id ID
-		var driver string
-		var beat int64
-		if err := rows.Scan(&id, &driver, &beat); err != nil {
+		var b directory.Beat[ID]
+		if err := rows.Scan(&b.ID, &b.Driver, &b.Beat); err != nil {
 			return nil, s.translate(what, err)
 		}
-		out = append(out, of(id, driver, beat))
+		out = append(out, b)
 	}
 	return out, s.translate(what, rows.Err())
 }
@@ -45,11 +46,11 @@ func (s *Store) beat(ctx context.Context, d driven, what, driver string) error {
 }
 
 // take gives the row to driver if it still has the driver and the beat that were seen.
-func (s *Store) take(ctx context.Context, d driven, what, id, seenDriver string, seenBeat int64, driver string) (bool, error) {
+func take[ID ~string](ctx context.Context, s *Store, d driven, what string, seen directory.Beat[ID], driver string) (bool, error) {
 	var n int64
 	err := s.tx(ctx, what, func(tx *Tx) error {
 		res, err := tx.ExecContext(ctx, fmt.Sprintf(`UPDATE %s SET driver = ?, beat = beat + 1, version = version + 1
-			WHERE id = ? AND driver = ? AND beat = ? AND %s = 1`, d.table, d.active), driver, id, seenDriver, seenBeat)
+			WHERE id = ? AND driver = ? AND beat = ? AND %s = 1`, d.table, d.active), driver, seen.ID, seen.Driver, seen.Beat)
 		if err != nil {
 			return err
 		}

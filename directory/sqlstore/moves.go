@@ -203,9 +203,7 @@ func (s *Store) UpdateMove(ctx context.Context, id cells.MoveID, fn func(*api.Mo
 
 // MoveBeats implements [directory.Store].
 func (s *Store) MoveBeats(ctx context.Context) ([]directory.MoveBeat, error) {
-	return drivenBeats(ctx, s, drivenMoves, "move beats", func(id cells.MoveID, driver string, beat int64) directory.MoveBeat {
-		return directory.MoveBeat{ID: id, Driver: driver, Beat: beat}
-	})
+	return drivenBeats[cells.MoveID](ctx, s, drivenMoves, "move beats")
 }
 
 // Beat implements [directory.Store].
@@ -215,5 +213,5 @@ func (s *Store) Beat(ctx context.Context, driver string) error {
 
 // TakeMove implements [directory.Store].
 func (s *Store) TakeMove(ctx context.Context, seen directory.MoveBeat, driver string) (bool, error) {
-	return s.take(ctx, drivenMoves, "take move", string(seen.ID), seen.Driver, seen.Beat, driver)
+	return take(ctx, s, drivenMoves, "take move", seen, driver)
 }
