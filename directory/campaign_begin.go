@@ -132,7 +132,11 @@ func (r *campaignRun) create(ctx context.Context, c *api.Campaign, it *api.Campa
 // way, which may make room.
 func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.CampaignItem, others bool) (runs bool, _ error) {
 	s := r.c.s
-	state, why, err := r.unfit(ctx, it, others)
+	undoes, err := r.undoes(ctx, c, it)
+	if err != nil {
+		return true, err
+	}
+	state, why, err := r.unfit(ctx, it, others, undoes != "")
 	switch {
 	case err != nil:
 		return true, err
@@ -146,8 +150,8 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 	m := api.Move{
 		ID: it.Move, Tenant: it.Tenant, From: it.From, To: it.To, State: api.MovePreparing, Step: "queued",
 		Actor: c.RunBy, Force: c.Settings.Force, OperationID: string(it.Move), RequestID: string(r.id), Campaign: r.id, Item: it.Pos,
-		UndoWindow: s.exec.undoWindow(&api.MoveRequest{UndoWindow: c.Settings.Undo()}),
-		Driver:     s.instance, CreatedAt: now, UpdatedAt: now,
+		UndoWindow: s.exec.undoWindow(&api.MoveRequest{UndoWindow: c.Settings.Undo(), Undo: undoes != ""}), Undoes: undoes,
+		Driver: s.instance, CreatedAt: now, UpdatedAt: now,
 	}
 	e := r.audit("move.create", c.RunBy)
 	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID
@@ -178,6 +182,21 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 	return true, nil
 }
 
+// undoes is the move that the item's is to take back, or "".
+func (r *campaignRun) undoes(ctx context.Context, c *api.Campaign, it *api.CampaignItem) (cells.MoveID, error) {
+	if !c.Settings.PreferUndo {
+		return "", nil
+	}
+	row, err := r.c.s.table.Get(ctx, it.Tenant)
+	if errors.Is(err, cells.ErrNotFound) {
+		return "", nil
+	}
+	if held, ok := row.Held(); err == nil && ok && held.Cell == it.To && row.MoveID == "" {
+		return held.Move, nil
+	}
+	return "", err
+}
+
 // back makes a running item pending again, of which nothing was begun.
 func (r *campaignRun) back(ctx context.Context, it *api.CampaignItem) error {
 	attempt := it.Attempt
@@ -198,7 +217,7 @@ func (r *campaignRun) back(ctx context.Context, it *api.CampaignItem) error {
 // it was made by: "" if it does, PENDING if it may later. others: as for createWith. A
 // target that takes the tenant no more fails the item, as a refused move does: so a
 // campaign that has outlived its plan stops, and can be planned anew or tried again.
-func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem, others bool) (api.ItemState, string, error) {
+func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem, others, undo bool) (api.ItemState, string, error) {
 	s := r.c.s
 	if s.cfg.Pinned {
 		return api.ItemFailed, "this directory is pinned: placements never change", nil
@@ -217,6 +236,9 @@ func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem, others bo
 	}
 	if from != it.From {
 		return api.ItemSkipped, fmt.Sprintf("the tenant is in cell %s, not in %s any more", from, it.From), nil
+	}
+	if undo { // it goes back to a cell that is closed or full meanwhile
+		return "", "", nil
 	}
 	switch err := s.takes(ctx, it.To, it.Tenant); {
 	case errors.Is(err, cells.ErrNoRoom) && others:

@@ -27,6 +27,7 @@ func (s *Server) channelHandler() http.Handler {
 	handle("POST "+api.PathPlacements, s.postOwnPlacement, channel.RoleCell)
 	handle("GET "+api.PathTopology, s.getTopology, channel.RoleEdge)
 	handle("POST "+api.PathSeen, s.postSeen, channel.RoleEdge)
+	handle("POST "+api.PathVitals, s.postVitals, channel.RoleEdge)
 	handle("GET "+api.PathSpecs, s.getSpecs, channel.RoleProvisioner)
 	handle("POST "+api.PathSpecStatus, s.postStatus, channel.RoleProvisioner)
 	handle("GET "+api.PathLiving, s.getLiving, channel.RoleProvisioner)
@@ -105,6 +106,7 @@ func (s *Server) postHeartbeat(w http.ResponseWriter, r *http.Request) (int, any
 	if _, ok := s.fleet.cell(h.Cell); !ok {
 		return 0, nil, unknownCell(h.Cell)
 	}
+	s.vitals.heartbeat(&h)
 	s.members.beat(h)
 	return http.StatusOK, member.HeartbeatReply{Every: s.cfg.HeartbeatEvery, Lapse: s.cfg.Lapse}, nil
 }
@@ -114,6 +116,7 @@ func (s *Server) postLeave(w http.ResponseWriter, r *http.Request) (int, any, er
 	if err != nil {
 		return 0, nil, err
 	}
+	s.vitals.heartbeat(&h)
 	if err := s.members.leave(r.Context(), keyOf(&h)); err != nil {
 		s.log.Warn("leave not written", "cell", h.Cell, "instance", h.Instance, "err", err)
 	}

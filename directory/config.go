@@ -116,6 +116,10 @@ type Config struct {
 	// number of the item, if the step belongs to one; an error ends this process's part
 	// in the campaign until it is taken on again.
 	CampaignHook func(ctx context.Context, step string, id api.CampaignID, pos int64) error
+	// RolloutHook is called after each persisted step of each rollout, as package
+	// directory/rollout names them; an error ends this process's part in the rollout until
+	// it is taken on again.
+	RolloutHook func(ctx context.Context, step string, id api.RolloutID) error
 	// Trace, if set, receives what this process writes and orders, for
 	// [cells.CheckTrace]. Writes are not concurrent.
 	Trace io.Writer

@@ -99,7 +99,7 @@ func answerOf(err error) *cells.Answer {
 		return a
 	case errors.Is(err, ErrNoCell):
 		return give(cells.CodeNoCell)
-	case errors.Is(err, ErrOperationReused), errors.Is(err, ErrMoveActive), errors.Is(err, cells.ErrConflict),
+	case errors.Is(err, ErrOperationReused), errors.Is(err, ErrMoveActive), errors.Is(err, ErrRolloutActive), errors.Is(err, cells.ErrConflict),
 		errors.Is(err, cells.ErrJurisdiction), errors.Is(err, cells.ErrOtherMove), errors.Is(err, cells.ErrNotApplicable), errors.Is(err, cells.ErrElsewhere):
 		return give(cells.CodeConflict)
 	case errors.Is(err, cells.ErrBudget):

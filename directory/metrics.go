@@ -31,6 +31,11 @@ type metrics struct {
 	returns  *prometheus.CounterVec
 	openDesc *prometheus.Desc
 	ageDesc  *prometheus.Desc
+
+	rolloutSteps  *prometheus.CounterVec
+	rolloutsEnded *prometheus.CounterVec
+	rollDesc      *prometheus.Desc
+	heldDesc      *prometheus.Desc
 }
 
 const ns = "cell_directory_"
@@ -50,21 +55,25 @@ func newMetrics(s *Server) (*metrics, *prometheus.Registry) {
 		steps:      vec("steps_total", "Persisted steps of moves made here.", "step"),
 		pause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: ns + "move_pause_seconds", Help: "Measured pause of committed moves.",
 			Buckets: []float64{.005, .01, .025, .05, .1, .15, .25, .5, 1, 2.5, 5, 10}}),
-		deletions:   counter("deletions_total", "Tenants deleted here."),
-		takeovers:   counter("takeovers_total", "Moves taken over from a driver that showed no sign of life."),
-		storeErrors: counter("store_errors_total", "Background work that the store failed."),
-		watchBreaks: counter("route_watch_breaks_total", "Times that the watch of the routes broke."),
-		liveDesc:    prometheus.NewDesc(ns+"members", "Live processes, by cell and readiness.", []string{"cell", "ready"}, nil),
-		tenDesc:     prometheus.NewDesc(ns+"tenants", "Tenants counted in each cell's quota.", []string{"cell"}, nil),
-		winDesc:     prometheus.NewDesc(ns+"undo_windows", "Moves that can be undone now.", nil, nil),
-		lagDesc:     prometheus.NewDesc(ns+"return_age_seconds", "Time since changes were last brought back, of the undo window that has waited longest.", nil, nil),
-		returns:     vec("returns_total", "Rounds of changes that were brought back, by result: done, failed, closed.", "result"),
-		runDesc:     prometheus.NewDesc(ns+"moves_running", "Moves driven here now, waiting ones included.", nil, nil),
-		openDesc:    prometheus.NewDesc(ns+"routes_unfinished", "Routes that something is unfinished about.", nil, nil),
-		ageDesc:     prometheus.NewDesc(ns+"routes_age_seconds", "Time since the watch of the routes was last heard.", nil, nil),
+		deletions:     counter("deletions_total", "Tenants deleted here."),
+		takeovers:     counter("takeovers_total", "Moves taken over from a driver that showed no sign of life."),
+		storeErrors:   counter("store_errors_total", "Background work that the store failed."),
+		watchBreaks:   counter("route_watch_breaks_total", "Times that the watch of the routes broke."),
+		liveDesc:      prometheus.NewDesc(ns+"members", "Live processes, by cell and readiness.", []string{"cell", "ready"}, nil),
+		tenDesc:       prometheus.NewDesc(ns+"tenants", "Tenants counted in each cell's quota.", []string{"cell"}, nil),
+		winDesc:       prometheus.NewDesc(ns+"undo_windows", "Moves that can be undone now.", nil, nil),
+		lagDesc:       prometheus.NewDesc(ns+"return_age_seconds", "Time since changes were last brought back, of the undo window that has waited longest.", nil, nil),
+		returns:       vec("returns_total", "Rounds of changes that were brought back, by result: done, failed, closed.", "result"),
+		runDesc:       prometheus.NewDesc(ns+"moves_running", "Moves driven here now, waiting ones included.", nil, nil),
+		rolloutSteps:  vec("rollout_steps_total", "Persisted steps of rollouts made here.", "step"),
+		rolloutsEnded: vec("rollouts_ended_total", "Rollouts that ended here, by state.", "state"),
+		rollDesc:      prometheus.NewDesc(ns+"rollouts", "Rollouts driven here now, by state.", []string{"state"}, nil),
+		heldDesc:      prometheus.NewDesc(ns+"rollouts_paused", "Rollouts driven here that are paused: by an operator, for units that have failed, or for lack of data.", nil, nil),
+		openDesc:      prometheus.NewDesc(ns+"routes_unfinished", "Routes that something is unfinished about.", nil, nil),
+		ageDesc:       prometheus.NewDesc(ns+"routes_age_seconds", "Time since the watch of the routes was last heard.", nil, nil),
 	}
 	r := prometheus.NewRegistry()
-	r.MustRegister(m.answers, m.placements, m.moves, m.steps, m.pause, m.deletions, m.returns, m.takeovers, m.storeErrors, m.watchBreaks, m,
+	r.MustRegister(m.answers, m.placements, m.moves, m.steps, m.pause, m.deletions, m.returns, m.takeovers, m.storeErrors, m.watchBreaks, m.rolloutSteps, m.rolloutsEnded, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if s.cfg.Channel != nil {
 		r.MustRegister(s.cfg.Channel)
@@ -89,7 +98,7 @@ func (m *metrics) concluded(rec api.Move) {
 
 // Describe implements [prometheus.Collector].
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.liveDesc, m.tenDesc, m.runDesc, m.winDesc, m.lagDesc, m.openDesc, m.ageDesc} {
+	for _, d := range []*prometheus.Desc{m.liveDesc, m.tenDesc, m.runDesc, m.winDesc, m.lagDesc, m.openDesc, m.ageDesc, m.rollDesc, m.heldDesc} {
 		ch <- d
 	}
 }
@@ -118,6 +127,22 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for k, n := range count {
 		gauge(m.liveDesc, float64(n), k[0], k[1])
 	}
+	states, paused := map[api.RolloutState]int{}, 0
+	for _, r := range m.s.rolls.driven() {
+		if r.State.Final() {
+			continue
+		}
+		states[r.State]++
+		if r.Paused {
+			paused++
+		}
+	}
+	for _, st := range api.RolloutStates {
+		if !st.Final() {
+			gauge(m.rollDesc, float64(states[st]), string(st))
+		}
+	}
+	gauge(m.heldDesc, float64(paused))
 	m.s.exec.mu.Lock()
 	running := len(m.s.exec.running)
 	m.s.exec.mu.Unlock()

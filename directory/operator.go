@@ -37,6 +37,7 @@ func (s *Server) OperatorHandler() http.Handler {
 	handle("PUT "+api.PathBudgets+"/{tenant}", s.putBudget)
 	handle("DELETE "+api.PathBudgets+"/{tenant}", s.deleteBudget)
 	s.handleCampaigns(handle)
+	s.handleRollouts(handle)
 	s.handleProvisioning(handle)
 	handle("GET "+api.PathMembers, s.getMembers)
 	handle("GET "+api.PathAudit, s.getAudit)

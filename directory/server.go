@@ -41,6 +41,8 @@ type Server struct {
 	follow   *follower
 	exec     *executor
 	camps    *campaigns
+	rolls    *rollouts
+	vitals   vitalsBook
 	specs    *specs
 	rates    *rates
 	routes   *remote.Server // the table to read; nobody writes it over the channel
@@ -78,6 +80,7 @@ func New(cfg Config) (*Server, error) {
 	s.follow = newFollower(s)
 	s.exec = newExecutor(s)
 	s.camps = newCampaigns(s)
+	s.rolls = newRollouts(s)
 	s.specs = newSpecs(s)
 	s.routes = remote.Handler(s.table, remote.ReadOnly(), remote.WithHandlerLogger(s.log))
 	s.metrics, s.registry = newMetrics(s)
@@ -99,6 +102,8 @@ func (s *Server) Start(ctx context.Context) error {
 	s.background("follower", s.follow.run)
 	s.background("sweeper", s.exec.sweep)
 	s.background("campaigns", s.camps.loop)
+	s.background("rollouts", s.rolls.loop)
+	s.background("vitals", s.keepVitals)
 	s.background("specs", s.specs.loop)
 	s.background("windows", s.exec.tendWindows)
 	if l := s.cfg.ChannelListener; l != nil {

@@ -110,6 +110,9 @@ type CampaignSettings struct {
 	// UndoWindow is for how long each move can be undone, as "24h" or "0s"; "" is the
 	// directory's own.
 	UndoWindow string `json:"undo_window,omitempty"`
+	// PreferUndo makes a move back to where the tenant came from as the undo of its last
+	// move, while that can be undone.
+	PreferUndo bool `json:"prefer_undo,omitempty"`
 }
 
 // Undo returns the undo window of each move; nil is the directory's own. The
