@@ -24,29 +24,35 @@ demo: build ## start a fleet, place two tenants, move one under load; Ctrl-C end
 demo-postgres: build postgres ## the same with a private Postgres cluster for each cell
 	$(BIN)/cell dev --demo --store postgres --fleet .cell-postgres $(DEMO_ARGS)
 
-test: postgres languages lint ## everything that CI runs
+test: postgres clickhouse languages lint ## everything that CI runs
 	$(GO) test $(RACE) -timeout 20m ./...
 	$(GO) test -timeout 10m ./cmd/cell/schedule
 	cd services && $(GO) test $(RACE) -timeout 10m ./...
 	cd table/realtest && $(GO) test $(RACE) -timeout 10m ./etcdtest/...
+	cd member/stores/realtest && $(GO) test -timeout 10m ./...
 	cd table/realtest && $(GO) test -timeout 10m ./kubetest/... # Kubernetes' own log has races
 
 test-quick: lint ## without the race detector and without the long runs
 	$(GO) test -short ./...
 	cd services && $(GO) test -short ./...
 	cd table/realtest && $(GO) test -short ./...
+	cd member/stores/realtest && $(GO) test -short ./...
 
 lint: ## gofmt, go vet, generated files are current
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "gofmt: $$bad"; exit 1; fi
 	$(GO) vet ./...
 	cd services && $(GO) vet ./...
 	cd table/realtest && $(GO) vet ./...
+	cd member/stores/realtest && $(GO) vet ./...
 
 docs: build ## write the CLI reference again
 	$(BIN)/cell docs --dir docs/cli
 
 postgres: ## install Debian's Postgres server if it is missing
 	@scripts/need-postgres
+
+clickhouse: ## install Debian's ClickHouse server if it is missing
+	@scripts/need-clickhouse
 
 languages: ## install what the examples in Python and Node need
 	@scripts/need-python
@@ -77,4 +83,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: help build demo demo-postgres test test-quick lint docs postgres languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean
+.PHONY: help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean

@@ -75,7 +75,7 @@ func golist(t *testing.T, dir string, args ...string) []goPackage {
 // modules are the folders of the repository's modules.
 func modules(t *testing.T) []string {
 	dirs := []string{root(t)}
-	for _, nested := range []string{"services", "table/realtest"} {
+	for _, nested := range []string{"services", "table/realtest", "member/stores/realtest"} {
 		dir := filepath.Join(dirs[0], nested)
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
 			t.Fatal(err)

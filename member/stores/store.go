@@ -73,8 +73,8 @@ type Store interface {
 	Remove(ctx context.Context, m Mark) error
 
 	// Empty reports whether the store holds nothing of any tenant: what this package
-	// keeps does not count, what another deployment keeps in the same place does. When it
-	// is not empty, holds names one thing that was found, for people.
+	// keeps does not count, what a cell with a prefix below keeps does. When it is not
+	// empty, holds names one thing that was found, for people.
 	Empty(ctx context.Context) (empty bool, holds string, err error)
 }
 

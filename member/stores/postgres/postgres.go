@@ -252,8 +252,9 @@ func translate(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", cells.ErrUnavailable, context.Cause(ctx))
 	}
+	var ce *pgconn.ConnectError
 	var pe *pgconn.PgError
-	if errors.As(err, &pe) {
+	if !errors.As(err, &ce) && errors.As(err, &pe) {
 		switch {
 		case len(pe.Code) == 5 && slices.Contains([]string{"08", "53", "57"}, pe.Code[:2]), pe.Code == "25006":
 			return fmt.Errorf("%w: %w", cells.ErrUnavailable, err)
