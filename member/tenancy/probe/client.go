@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/internal/hostname"
 	"github.com/cloister-dev/cloister/member/stores"
 )
 
@@ -54,12 +54,12 @@ func ParseAddress(s string) (string, error) {
 	case u.Opaque != "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.ForceQuery || strings.Contains(s, "#"):
 		return bad("has more than a host and a port")
 	}
-	host := strings.ToLower(u.Hostname())
-	if strings.Contains(u.Host, "[") {
-		if a, err := netip.ParseAddr(host); err != nil || !a.Is6() || a.Zone() != "" {
-			return bad("has a host that is no IPv6 address")
-		}
-	} else if !hostname(host) {
+	host := u.Hostname()
+	if strings.HasPrefix(u.Host, "[") {
+		host = "[" + host + "]"
+	}
+	host, err = hostname.Normalize(host)
+	if err != nil {
 		return bad("has a host that is none")
 	}
 	if p := u.Port(); p != "" {
@@ -67,35 +67,13 @@ func ParseAddress(s string) (string, error) {
 		if err != nil || n == 0 {
 			return bad("has a port that is none")
 		}
-		p = strconv.FormatUint(n, 10)
-		if p != port {
-			return u.Scheme + "://" + net.JoinHostPort(host, p), nil
+		if p = strconv.FormatUint(n, 10); p != port {
+			host += ":" + p
 		}
 	} else if strings.HasSuffix(u.Host, ":") {
 		return bad("has a port that is none")
 	}
-	if strings.Contains(host, ":") {
-		host = "[" + host + "]"
-	}
 	return u.Scheme + "://" + host, nil
-}
-
-// hostname reports whether s is a name or an IPv4 address, without a dot at its end.
-func hostname(s string) bool {
-	if s == "" || len(s) > 253 {
-		return false
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
-			return false
-		}
-		for _, c := range []byte(label) {
-			if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '_' {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 // ClientConfig is what a client needs; the zero value will do.
