@@ -113,6 +113,9 @@ func (c *MoveController) Tend(ctx context.Context, tenant TenantID) (Window, err
 	w.Returned, err = mover.Return(ctx, tenant, e)
 	switch {
 	case err == nil:
+		if c.observe != nil && w.Changes > 0 {
+			c.observe(StepEvent{Tenant: tenant, Step: StepReturn, Route: row.Clone(), Move: MoveRef{ID: e.Move, Tenant: tenant}, At: c.now()})
+		}
 		return w, nil
 	case errors.Is(err, ErrReturnLost), errors.Is(err, ErrStaleOrder):
 		// A fence that has passed says the same, unless it is the row that is old.

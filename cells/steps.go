@@ -32,6 +32,7 @@ const (
 	StepReopen    Step = "reopen"    // (row) ACTIVE at the source again
 	StepDiscard   Step = "discard"   // a loser's rows are gone, verified
 	StepRemoved   Step = "removed"   // (row) its entry of Residue is dropped
+	StepReturn    Step = "return"    // changes were brought back to the cell that keeps the rows; hooks are not called
 	StepWindow    Step = "window"    // (row) the undo window is closed
 	StepDelete    Step = "delete"    // (row) DELETING
 	StepDeleted   Step = "deleted"   // (row) DELETED

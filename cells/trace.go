@@ -34,6 +34,7 @@ const (
 	ActionPauseEvents = "PauseEvents"
 	ActionStartEvents = "StartEvents"
 	ActionDiscard     = "Discard"
+	ActionReturn      = "Return"
 )
 
 var rowActions = map[EventKind]string{
@@ -58,6 +59,9 @@ type TraceEvent struct {
 	Epoch Epoch  `json:"epoch,omitempty"`
 	Floor Epoch  `json:"floor,omitempty"`
 	Move  MoveID `json:"move,omitempty"`
+
+	// Campaign is set in lines of a directory's campaigns, which have a form of their own.
+	Campaign string `json:"campaign,omitempty"`
 }
 
 // ActionOf names the action of the protocol that makes next of old; a zero old is
@@ -191,6 +195,9 @@ func (t *Tracer) Observe(ev StepEvent) {
 		case ev.Step == StepStart && e.Kind == EffectStartEvents:
 			t.order(ActionStartEvents, FenceOrder{Cell: e.Cell, Tenant: ev.Tenant, Epoch: e.Barrier.Epoch, Move: e.Barrier.Move})
 		}
+	}
+	if e, ok := ev.Route.Held(); ok && ev.Step == StepReturn {
+		t.order(ActionReturn, FenceOrder{Cell: e.Cell, Tenant: ev.Tenant, Epoch: e.Epoch, Move: e.Move})
 	}
 	for _, e := range ev.Route.Residue {
 		if ev.Step == StepDiscard && e.Move == ev.Move.ID {

@@ -24,6 +24,10 @@ type TraceReport struct {
 	Tenants int `json:"tenants"`
 	// Actions counts the actions of the protocol, rows and orders.
 	Actions map[string]int `json:"actions"`
+	// Undos counts the moves among them that take another back.
+	Undos int `json:"undos,omitempty"`
+	// Others counts the lines of campaigns, which are not looked at here.
+	Others int `json:"others,omitempty"`
 	// Gaps is the number of rows whose predecessor is not in the trace, because who
 	// wrote it was not traced or died before the line was. What lies between is
 	// checked for the invariants of rows only.
@@ -34,9 +38,10 @@ type TraceReport struct {
 // every row follows from the one before by an action, no epoch goes to two cells,
 // and every order is one that a row asked for: fences opened only where a row has
 // given the epoch, closed only for a cut, a claimed target, a removal or a
-// deletion; commits only after the source's fence was closed; ACTIVE only after
-// the winner's was opened. The last two are checked for tenants whose fence orders
-// are in the trace. Lines may come in any order and more than once.
+// deletion; changes brought back only while a window is open; commits only after
+// the source's fence was closed; ACTIVE only after the winner's was opened. The last two are
+// checked for tenants whose fence orders are in the trace. Lines may come in any
+// order and more than once.
 //
 // The error wraps [ErrInvalid]; it joins the first 20 violations.
 func CheckTrace(r io.Reader) (TraceReport, error) {
@@ -52,6 +57,10 @@ func CheckTrace(r io.Reader) (TraceReport, error) {
 		var ev TraceEvent
 		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
 			return rep, fmt.Errorf("%w: trace line %d: %w", ErrInvalid, rep.Lines, err)
+		}
+		if ev.Campaign != "" {
+			rep.Others++
+			continue
 		}
 		if err := ev.Tenant.Validate(); err != nil {
 			return rep, fmt.Errorf("trace line %d: %w", rep.Lines, err)
@@ -120,7 +129,7 @@ func (t *tenantTrace) add(ev TraceEvent) error {
 			t.olds[row.Revision] = *ev.Old
 		}
 		return nil
-	case ActionCloseFence, ActionOpenFence, ActionPauseEvents, ActionStartEvents, ActionDiscard:
+	case ActionCloseFence, ActionOpenFence, ActionPauseEvents, ActionStartEvents, ActionDiscard, ActionReturn:
 		if err := ev.Cell.Validate(); err != nil {
 			return err
 		}
@@ -170,6 +179,9 @@ func (t *tenantTrace) follows(prev, row TenantRoute, rep *TraceReport) {
 	switch {
 	case err == nil && (!traced || old == prev.Revision):
 		rep.Actions[action]++
+		if action == ActionBegin && row.Undoes != "" {
+			rep.Undos++
+		}
 		t.checkAction(action, prev, row)
 	case traced && old == prev.Revision:
 		t.bad = append(t.bad, err)
@@ -243,6 +255,9 @@ func (t *tenantTrace) ask(row TenantRoute) {
 	}
 	if m, ok := row.Move(); ok {
 		add(ActionCloseFence, m.Target, m.CloseEpoch(), 0, m.ID)
+	}
+	if e, ok := row.Held(); ok {
+		add(ActionReturn, e.Cell, e.Epoch, 0, e.Move)
 	}
 	for _, e := range row.Reclaimable() {
 		add(ActionCloseFence, e.Cell, e.Epoch, 0, e.Move)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 )
 
 // tracedRun moves a tenant there and back, rolls a move back, deletes the tenant
@@ -192,6 +193,44 @@ func TestTraceMutations(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+// Rounds of a way back and undos are in a trace, and a round that nothing asked for
+// is noticed.
+func TestTraceOfUndos(t *testing.T) {
+	w := newWorld(t)
+	var out bytes.Buffer
+	tr := NewTracer(&out, "driver")
+	c := NewMoveController(w, append(w.options(), wrapped(tr, w)...)...)
+	if err := c.Assign(t.Context(), "t", "a", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Move(t.Context(), MovePlan{TenantID: "t", ToCell: "b", MoveID: "m", UndoWindow: time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	w.write()
+	win, err := c.Tend(t.Context(), "t")
+	if err != nil || win.Changes != 1 {
+		t.Fatalf("%+v, %v", win, err)
+	}
+	if _, err := c.Undo(t.Context(), MovePlan{TenantID: "t"}); err != nil {
+		t.Fatal(err)
+	}
+	rep, err := CheckTrace(bytes.NewReader(out.Bytes()))
+	if err != nil || rep.Undos != 1 || rep.Actions[ActionReturn] != 1 || rep.Actions[ActionBegin] != 2 || rep.Gaps != 0 {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	for was, is := range map[string]string{`"cell":"a","epoch":2,"move":"m"`: `"cell":"b","epoch":2,"move":"m"`, `"epoch":2,"move":"m"`: `"epoch":2,"move":"x"`} {
+		i := bytes.Index(out.Bytes(), []byte(`"action":"Return"`))
+		changed := append(bytes.Clone(out.Bytes()[:i]), bytes.Replace(out.Bytes()[i:], []byte(was), []byte(is), 1)...)
+		if _, err := CheckTrace(bytes.NewReader(changed)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "Return") {
+			t.Errorf("%s: %v", is, err)
+		}
+	}
+	lines, err := CheckTrace(strings.NewReader(`{"campaign":"c","action":"Run"}` + "\n" + out.String()))
+	if err != nil || lines.Others != 1 {
+		t.Errorf("with a line of a campaign: %+v, %v", lines, err)
 	}
 }
 

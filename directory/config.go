@@ -121,7 +121,7 @@ type Config struct {
 	// it is taken on again.
 	RolloutHook func(ctx context.Context, step string, id api.RolloutID) error
 	// Trace, if set, receives what this process writes and orders, for
-	// [cells.CheckTrace]. Writes are not concurrent.
+	// [CheckTrace]. Writes are not concurrent.
 	Trace io.Writer
 
 	// Logger; default discards.

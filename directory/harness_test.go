@@ -40,6 +40,8 @@ type state struct {
 	dir   string
 	fleet *channeltest.Fleet
 	far   *far
+	// trace has what all processes on the state did; it is checked in the end.
+	trace *logBuffer
 }
 
 // dir is one running directory process.
@@ -58,7 +60,18 @@ type dir struct {
 
 func newState(t testing.TB) *state {
 	t.Helper()
-	return &state{dir: t.TempDir(), fleet: channeltest.New(t, "test"), far: newFar()}
+	s := &state{dir: t.TempDir(), fleet: channeltest.New(t, "test"), far: newFar(), trace: &logBuffer{}}
+	t.Cleanup(func() {
+		if _, err := s.traced(); err != nil && !t.Failed() {
+			t.Errorf("the trace is no behaviour of the protocol: %v", err)
+		}
+	})
+	return s
+}
+
+// traced checks what the processes have done so far.
+func (s *state) traced() (directory.TraceReport, error) {
+	return directory.CheckTrace(strings.NewReader(s.trace.String()))
 }
 
 type logBuffer struct {
@@ -105,7 +118,7 @@ func (s *state) start(t testing.TB, mod func(*directory.Config)) *dir {
 		Channel: s.fleet.Open(t, channel.RoleDirectory, "d1"), ChannelListener: listen(t), OperatorListener: listen(t),
 		HeartbeatEvery: 50 * time.Millisecond, Lapse: 400 * time.Millisecond, SyncEvery: 50 * time.Millisecond,
 		AliveEvery: 50 * time.Millisecond, SweepEvery: 50 * time.Millisecond, TakeOver: 400 * time.Millisecond,
-		DrainDeadline: 30 * time.Second,
+		DrainDeadline: 30 * time.Second, Trace: s.trace,
 	}
 	if mod != nil {
 		mod(&cfg)

@@ -73,6 +73,10 @@ func New(cfg Config) (*Server, error) {
 		instance: cfg.Name + "/" + rand.Text()[:13], failed: make(chan error, 2),
 		rates: newRates(cfg.PlacementsPerMinute),
 	}
+	if cfg.Trace != nil {
+		s.cfg.Trace = &lockedWriter{w: cfg.Trace}
+		s.store = traced(cfg.Store, s.cfg.Trace, s.instance)
+	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.fleet = &fleet{store: s.store, directory: s.instance}
 	s.members = newMembers(s.store, &s.cfg, s.fleet.rebuild)

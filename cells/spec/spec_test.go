@@ -34,7 +34,7 @@ func TestNames(t *testing.T) {
 	for _, name := range []string{
 		cells.ActionClaim, cells.ActionBegin, cells.ActionQuiesce, cells.ActionGatesClosed, cells.ActionDrained, cells.ActionCommit,
 		cells.ActionRollback, cells.ActionOpened, cells.ActionRemoved, cells.ActionDelete, cells.ActionDeleted, cells.ActionWindowClosed,
-		cells.ActionRead, cells.ActionCloseFence, cells.ActionOpenFence, cells.ActionPauseEvents, cells.ActionStartEvents, cells.ActionDiscard,
+		cells.ActionRead, cells.ActionCloseFence, cells.ActionOpenFence, cells.ActionPauseEvents, cells.ActionStartEvents, cells.ActionDiscard, cells.ActionReturn,
 		"I1", "I2", "I3", "I4", "I5", "I6", "U1", "U2",
 	} {
 		if !defined(name) {

@@ -196,6 +196,7 @@ func mounted(dir string) bool {
 func (e *env) faultAt(n *network, op *operation, f fault, store string, step cells.Step) faultRow {
 	t := e.t
 	r := newRun(e, op, step)
+	*e.traces = append(*e.traces, op.actions...)
 	var stops []func() load.Tally
 	for _, name := range r.names {
 		c := e.tenant(name, string(op.home))

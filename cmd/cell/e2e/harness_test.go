@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/cmd/cell/fleet"
 	"github.com/cloister-dev/cloister/cmd/cell/load"
+	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
 )
@@ -62,6 +63,8 @@ type env struct {
 	http *http.Client
 	// halt and clock are files that the directory reads.
 	halt, clock string
+	// traces collects the actions that the directory's trace must have in the end.
+	traces *[]string
 }
 
 // in is the environment for a subtest.
@@ -115,9 +118,10 @@ func startIn(t *testing.T, dir string, cfg fleet.Config, more ...func(*fleet.Opt
 	if err != nil {
 		t.Fatal(err)
 	}
+	var wanted []string
 	t.Cleanup(func() {
 		f.Close()
-		checkTrace(t, trace)
+		checkTrace(t, trace, wanted)
 	})
 	cl, err := f.Client()
 	if err != nil {
@@ -125,12 +129,13 @@ func startIn(t *testing.T, dir string, cfg fleet.Config, more ...func(*fleet.Opt
 	}
 	hc := load.NewHTTPClient(64)
 	t.Cleanup(hc.CloseIdleConnections)
-	return &env{Fleet: f, t: t, cl: cl, http: hc, halt: halt, clock: filepath.Join(dir, "clock")}
+	return &env{Fleet: f, t: t, cl: cl, http: hc, halt: halt, clock: filepath.Join(dir, "clock"), traces: &wanted}
 }
 
 // checkTrace holds everything that the fleet's directories did against the actions
-// of the protocol, whatever the test was about.
-func checkTrace(t *testing.T, path string) {
+// of moves and of campaigns, whatever the test was about; those that are wanted must
+// be there.
+func checkTrace(t *testing.T, path string, wanted []string) {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -138,11 +143,23 @@ func checkTrace(t *testing.T, path string) {
 		return
 	}
 	defer f.Close()
-	rep, err := cells.CheckTrace(f)
+	rep, err := directory.CheckTrace(f)
 	if err != nil {
 		t.Errorf("the trace is no behaviour of the protocol: %v", err)
 	}
 	t.Logf("trace: %+v", rep)
+	for _, action := range wanted {
+		n := rep.Actions[action]
+		if name, ok := strings.CutPrefix(action, "campaign "); ok {
+			n = rep.CampaignActions[name]
+		}
+		if action == "undo" {
+			n = rep.Undos
+		}
+		if n == 0 {
+			t.Errorf("the trace has no %s", action)
+		}
+	}
 }
 
 // stores runs a test on both engines.

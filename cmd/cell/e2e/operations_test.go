@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
 )
@@ -26,6 +27,9 @@ type operation struct {
 	home    cells.CellID
 	// stays: tenants are to end in cell-a.
 	stays bool
+	// actions are those that its runs leave in the trace, whatever goes wrong; those of
+	// campaigns after "campaign ".
+	actions []string
 	// ready does what comes before; nothing goes wrong yet. Nil is nothing.
 	ready func(r *run)
 	// ask starts the operation, and returns once it was accepted. The directory will
@@ -68,19 +72,22 @@ func newRun(e *env, op *operation, step cells.Step) *run {
 var operations = []*operation{
 	{
 		name: "move", title: "A move", steps: steps, tenants: 1, home: "cell-a",
-		ask:    func(r *run) { r.move = r.startMove(r.names[0], "cell-b", r.id) },
-		settle: settleMove,
+		actions: []string{cells.ActionBegin, cells.ActionOpened},
+		ask:     func(r *run) { r.move = r.startMove(r.names[0], "cell-b", r.id) },
+		settle:  settleMove,
 	},
 	{
 		name: "rollback", title: "A move that is rolled back in its cut", tenants: 1, home: "cell-a", stays: true,
-		steps:  []cells.Step{cells.StepRollback, cells.StepStart, cells.StepOpen, cells.StepReopen, cells.StepDiscard, cells.StepRemoved},
-		ask:    askRollback,
-		settle: settleMove,
+		actions: []string{cells.ActionRollback, cells.ActionOpened, cells.ActionDiscard},
+		steps:   []cells.Step{cells.StepRollback, cells.StepStart, cells.StepOpen, cells.StepReopen, cells.StepDiscard, cells.StepRemoved},
+		ask:     askRollback,
+		settle:  settleMove,
 	},
 	{
 		name: "undo", title: "The undo of a move", steps: steps, tenants: 1, home: "cell-b",
-		ready: func(r *run) { r.first = r.moveKept(r.names[0], "cell-a", r.id) },
-		ask:   func(r *run) { r.move = r.undo(r.names[0], r.id+"-undo") },
+		actions: []string{cells.ActionCommit, "undo"},
+		ready:   func(r *run) { r.first = r.moveKept(r.names[0], "cell-a", r.id) },
+		ask:     func(r *run) { r.move = r.undo(r.names[0], r.id+"-undo") },
 		settle: func(r *run) map[string]bool {
 			moved := settleMove(r)
 			if r.move.State == api.MoveRefused { // it was not begun, and can be asked for again
@@ -94,8 +101,9 @@ var operations = []*operation{
 	},
 	{
 		name: "window", title: "The end of an undo window", tenants: 1, home: "cell-a",
-		steps: []cells.Step{cells.StepWindow, cells.StepDiscard, cells.StepRemoved},
-		ready: func(r *run) { r.first = r.moveKept(r.names[0], "cell-b", r.id) },
+		actions: []string{cells.ActionWindowClosed, cells.ActionDiscard, cells.ActionRemoved},
+		steps:   []cells.Step{cells.StepWindow, cells.StepDiscard, cells.StepRemoved},
+		ready:   func(r *run) { r.first = r.moveKept(r.names[0], "cell-b", r.id) },
 		ask: func(r *run) {
 			// The answer waits for the directory, which stands still or is killed.
 			ctx, cancel := context.WithCancel(r.t.Context())
@@ -112,6 +120,8 @@ var operations = []*operation{
 	},
 	{
 		name: "campaign", title: "A campaign of three moves", tenants: 3, home: "cell-a",
+		actions: []string{"campaign " + directory.ActionRun, "campaign " + directory.ActionTake, "campaign " + directory.ActionBegin, "campaign " + directory.ActionRecord,
+			"campaign " + directory.ActionResult, "campaign " + directory.ActionFinish},
 		steps: []cells.Step{"campaign-taken", "campaign-begin", "campaign-created", "campaign-result", campaignStopped, "campaign-finished"},
 		ready: planCampaign,
 		ask: func(r *run) {

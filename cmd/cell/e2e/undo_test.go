@@ -53,6 +53,7 @@ func (e *env) brought(tenant string) {
 func TestUndoUnderLoad(t *testing.T) {
 	stores(t, func(t *testing.T, store string) {
 		e := start(t, fleet.Config{Store: store})
+		*e.traces = append(*e.traces, cells.ActionReturn, "undo")
 		tenant := e.tenant("undone", "cell-a")
 		if err := tenant.Fill(t.Context(), "bulk", 300, 200, func(int) {}); err != nil {
 			t.Fatal(err)
