@@ -39,7 +39,9 @@ func TestCatchUpEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := &headSource{takes: 3 * time.Second}
 		p, r := roundsOf(src, time.Second)
-		lag, _, asked, err := p.rounds(t.Context(), r)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour) // a test that goes on for ever says nothing
+		defer cancel()
+		lag, _, asked, err := p.rounds(ctx, r)
 		if err != nil || lag != 3*time.Second || src.asked != 6 {
 			t.Fatalf("lag %v after %d rounds, %v", lag, src.asked, err)
 		}
@@ -49,15 +51,39 @@ func TestCatchUpEnds(t *testing.T) {
 	})
 }
 
-// TestNoCutBeforeTheLagIsKnown: however long the answer takes, there is no prediction
-// without one.
+// TestNoCutBeforeTheLagIsKnown: however long the answer takes, or the changes up to it
+// take to be applied, there is no prediction without them; and it is made of that time.
 func TestNoCutBeforeTheLagIsKnown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, r := roundsOf(&headSource{takes: time.Hour}, time.Second)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if lag, _, _, err := p.rounds(ctx, r); err == nil {
-			t.Fatalf("a lag of %v that nobody has measured", lag)
-		}
-	})
+	for name, behind := range map[string]bool{"no answer": false, "changes are not applied": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				src := &headSource{takes: time.Hour}
+				if behind {
+					src.takes = 0
+				}
+				p, r := roundsOf(src, time.Second)
+				if behind {
+					r.applied = ""
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if lag, _, _, err := p.rounds(ctx, r); err == nil {
+					t.Fatalf("a lag of %v that nobody has measured", lag)
+				}
+				if !behind {
+					return
+				}
+				time.AfterFunc(700*time.Millisecond, func() {
+					r.mu.Lock()
+					defer r.mu.Unlock()
+					r.applied = MakePosition(1)
+					close(r.wake)
+					r.wake = make(chan struct{})
+				})
+				if lag, _, _, err := p.rounds(t.Context(), r); err != nil || lag != 700*time.Millisecond {
+					t.Errorf("lag %v, %v; the changes took 700ms", lag, err)
+				}
+			})
+		})
+	}
 }

@@ -113,6 +113,7 @@ func TestFaultMatrix(t *testing.T) {
 			for o, op := range ops {
 				t.Run(op.name, func(t *testing.T) {
 					defer rep.write(t)
+					owners := map[string]cells.CellID{}
 					e, n := start(t) // in a long run each has its own: what is left of others fills disks
 					for i, f := range faults {
 						if f.store != "" && f.store != store {
@@ -125,10 +126,13 @@ func TestFaultMatrix(t *testing.T) {
 						for j, step := range op.steps {
 							if all || op.sampled(s, o, i, j) {
 								t.Run(fmt.Sprintf("%s/%s", f.name, step), func(t *testing.T) {
-									rep.rows = append(rep.rows, e.in(t).faultAt(n, op, f, store, step))
+									rep.rows = append(rep.rows, e.in(t).faultAt(n, op, f, store, step, owners))
 								})
 							}
 						}
+					}
+					if !t.Failed() {
+						e.in(t).nothingLeft(owners)
 					}
 				})
 			}
@@ -193,7 +197,7 @@ func mounted(dir string) bool {
 
 // faultAt carries out an operation, lets the fault happen at the step, and checks what
 // is left.
-func (e *env) faultAt(n *network, op *operation, f fault, store string, step cells.Step) faultRow {
+func (e *env) faultAt(n *network, op *operation, f fault, store string, step cells.Step, owners map[string]cells.CellID) faultRow {
 	t := e.t
 	r := newRun(e, op, step)
 	*e.traces = append(*e.traces, op.actions...)
@@ -233,6 +237,7 @@ func (e *env) faultAt(n *network, op *operation, f fault, store string, step cel
 	row := faultRow{Op: op.name, Store: store, Step: step, Fault: f.name, Tenants: len(r.names), Settled: time.Since(began)}
 	for i, name := range r.names {
 		owner := e.cellOf(name)
+		owners[name] = owner
 		if owner == "cell-b" {
 			row.AtTarget++
 		}

@@ -226,7 +226,7 @@ func (e *env) haltAt(steps ...cells.Step) {
 // waitHalted waits until the directory stands at one of the steps, or at the one that is named.
 func (e *env) waitHalted(at ...cells.Step) {
 	e.t.Helper()
-	e.eventually("the driver stands at the step", 30*time.Second, func() bool {
+	e.eventually("the driver stands at the step", 60*time.Second, func() bool {
 		b, err := os.ReadFile(e.halt + ".reached")
 		step, _, _ := strings.Cut(string(b), " ")
 		return err == nil && (len(at) == 0 || cells.Step(step) == at[0])

@@ -64,6 +64,7 @@ func TestKillAtEveryStep(t *testing.T) {
 					for cell, tally := range others {
 						mustBeClean(t, "other tenant in "+string(cell), tally(), killed == string(cell)+"-1")
 					}
+					e.nothingLeft(map[string]cells.CellID{moving: owner})
 					t.Logf("%s in %s", end.State, owner)
 				})
 			}

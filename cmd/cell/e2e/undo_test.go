@@ -113,6 +113,7 @@ func TestUndoKilledAtEveryStep(t *testing.T) {
 					got, err := e.cl.MoveByID(t.Context(), m.ID)
 					return err == nil && len(got.Residue) == 0 && (got.UndoneBy == u.ID) == (end.State == api.MoveDone)
 				})
+				e.nothingLeft(map[string]cells.CellID{name: owner})
 				t.Logf("%s in %s", end.State, owner)
 			})
 		}
