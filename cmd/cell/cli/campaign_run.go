@@ -358,16 +358,17 @@ func (a *app) tenantSetCmd() *cobra.Command {
 	var req api.AttributesRequest
 	c := &cobra.Command{
 		Use:   "set TENANT",
-		Short: "Set a tenant's group and jurisdiction, which plans go by",
-		Long: `Set what plans go by: a group whose tenants are kept apart, and the jurisdiction
-that the tenant's cell must have. What is not given is kept; "" clears it.`,
+		Short: "Set a tenant's group and jurisdiction",
+		Long: `Set the group of a tenant, which plans keep apart from its like, and the
+jurisdiction that its cell must have: plans, moves and placements keep to it, also
+before the tenant is placed. What is not given is kept; "" clears it.`,
 		Example: "  cell tenants set acme --group acme-corp --jurisdiction eu",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
 	}
 	f := c.Flags()
 	group, jurisdiction := "", ""
 	f.StringVar(&group, "group", "", "the customer, or whatever must not fail together")
-	f.StringVar(&jurisdiction, "jurisdiction", "", "plans put the tenant only into cells of this jurisdiction")
+	f.StringVar(&jurisdiction, "jurisdiction", "", "the tenant is put only into cells of this jurisdiction")
 	c.MarkFlagsOneRequired("group", "jurisdiction")
 	c.RunE = a.with(func(ctx context.Context, cl *client.Client, args []string) error {
 		t, err := cl.Tenant(ctx, cells.TenantID(args[0]))

@@ -40,7 +40,9 @@ After the cut the cell that the tenant came from keeps its rows and receives wha
 written since, until the undo window closes: cell move undo takes the move back in
 that time, cell move close-window ends it early. Another move closes it, too.
 
---dry-run shows what the move would do and what stands in its way.`,
+A cell that is closed, full by any of its limits or out of the tenant's jurisdiction
+is refused, also with --force. --dry-run shows what the move would do and what
+stands in its way.`,
 		Example: "  cell move acme --to cell-b\n  cell move acme --to cell-b --dry-run",
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
 		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {

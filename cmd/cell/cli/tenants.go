@@ -176,7 +176,7 @@ func (a *app) cellSetCmd() *cobra.Command {
 	f.StringVar(&spec.Version, "version", "", "the version that the cell is pinned to")
 	f.StringVar(&spec.Upstream, "upstream", "", "one address for edges to reach the cell at; default: its processes' own")
 	f.StringVar(&max, "placements-max", "", "quota of tenants, or none")
-	f.StringVar(&rowsMax, "rows-max", "", "how many rows plans may put into the cell, or none")
+	f.StringVar(&rowsMax, "rows-max", "", "how many rows plans, moves and placements may put into the cell, or none")
 	f.StringVar(&bytesMax, "bytes-max", "", "how many bytes, or none")
 	f.StringVar(&loadMax, "load-max", "", "how many requests a second, or none")
 	f.BoolVar(&closed, "closed", false, "take no new tenants")

@@ -214,6 +214,7 @@ func (e *env) haltAt(steps ...cells.Step) {
 	for _, s := range steps {
 		b.WriteString(string(s) + "\n")
 	}
+	e.t.Cleanup(e.release) // also after a failure: those that come next must not stand still, too
 	_ = os.Remove(e.halt + ".reached")
 	if err := os.WriteFile(e.halt+".tmp", []byte(b.String()), 0o644); err != nil {
 		e.t.Fatal(err)

@@ -38,7 +38,9 @@ func startNATS(t *testing.T, dir string, port int) *server.Server {
 // A tenant is moved to and fro while it is written to, its events are published to
 // a real broker by four processes, a process is killed and the broker restarts:
 // what the stream has in the end is every event once, in order.
-func TestEventsArePublishedOnceThroughMoves(t *testing.T) {
+func TestEventsArePublishedOnceThroughMoves(t *testing.T) { stores(t, publishedOnce) }
+
+func publishedOnce(t *testing.T, store string) {
 	dir := t.TempDir()
 	srv := startNATS(t, dir, -1)
 	defer func() { srv.Shutdown(); srv.WaitForShutdown() }()
@@ -46,7 +48,7 @@ func TestEventsArePublishedOnceThroughMoves(t *testing.T) {
 	if _, err := fmt.Sscanf(srv.ClientURL(), "nats://127.0.0.1:%d", &port); err != nil {
 		t.Fatal(err)
 	}
-	cfg := fleet.Config{Store: fleet.StoreSQLite, Cells: []fleet.Cell{{Name: "cell-a", Replicas: 2}, {Name: "cell-b", Replicas: 2}}}
+	cfg := fleet.Config{Store: store, Cells: []fleet.Cell{{Name: "cell-a", Replicas: 2}, {Name: "cell-b", Replicas: 2}}}
 	cfg.Service.Command = []string{"--publish", srv.ClientURL() + "/EVENTS?prefix=ev&create=true"}
 	e := start(t, cfg)
 	moving, other := e.tenant("acme.example", "cell-a"), e.tenant("other", "cell-a")

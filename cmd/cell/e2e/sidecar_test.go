@@ -19,33 +19,43 @@ import (
 	"github.com/cloister-dev/cloister/cmd/cell/load"
 )
 
-// pythonService is the Python example behind a sidecar.
-func pythonService(t *testing.T) fleet.Service {
+// behindSidecar is an example of another language behind a sidecar: need installs
+// what it takes, runs is what runs it.
+func behindSidecar(t *testing.T, need, example string, runs ...string) fleet.Service {
 	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), "../../../scripts/need-python").CombinedOutput(); err != nil {
-		t.Fatalf("scripts/need-python: %v\n%s", err, out)
+	if out, err := exec.CommandContext(t.Context(), "../../../scripts/"+need).CombinedOutput(); err != nil {
+		t.Fatalf("scripts/%s: %v\n%s", need, err, out)
 	}
-	service, err := filepath.Abs("../../../guard/postgres/examples/python/memory.py")
+	service, err := filepath.Abs("../../../guard/postgres/examples/" + example)
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd := []string{filepath.Join(bin, "cell"), "sidecar", "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}",
+		"--tables", "memory_versions:tenant", "--health-path", "/healthz", "--"}
 	return fleet.Service{
-		Command: []string{filepath.Join(bin, "cell"), "sidecar", "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}",
-			"--tables", "memory_versions:tenant", "--health-path", "/healthz", "--", "/usr/bin/python3", service, "{state}"}, // the last word only marks the process
-		Env: map[string]string{"DATABASE_URL": "{dsn}"},
+		Command: append(append(cmd, runs...), service, "{state}"), // the last word only marks the process
+		Env:     map[string]string{"DATABASE_URL": "{dsn}"},
 	}
 }
 
 // A service that is not in Go lives in cells: its tenants move under load, with
-// nothing lost and nothing refused, and its processes are killed.
-func TestPythonBehindASidecar(t *testing.T) {
-	e := start(t, fleet.Config{Store: fleet.StorePostgres, Service: pythonService(t), Cells: []fleet.Cell{{Name: "cell-a", Replicas: 2}, {Name: "cell-b"}}})
+// nothing lost and nothing refused, and its processes are killed. SQL functions of a
+// guard are there on Postgres only.
+func TestOtherLanguagesBehindASidecar(t *testing.T) {
+	t.Run("python", func(t *testing.T) {
+		livesBehindSidecar(t, behindSidecar(t, "need-python", "python/memory.py", "/usr/bin/python3"))
+	})
+	t.Run("node", func(t *testing.T) { livesBehindSidecar(t, behindSidecar(t, "need-node", "node/memory.js", "node")) })
+}
+
+func livesBehindSidecar(t *testing.T, service fleet.Service) {
+	e := start(t, fleet.Config{Store: fleet.StorePostgres, Service: service, Cells: []fleet.Cell{{Name: "cell-a", Replicas: 2}, {Name: "cell-b"}}})
 	moving, other := e.tenant("moving", "cell-a"), e.tenant("other", "cell-a")
 	h := &load.Hammer{Client: moving, Clients: 4, Keys: 20, Pause: 3 * time.Millisecond}
 	ho := &load.Hammer{Client: other, Clients: 2, Keys: 10, Pause: 5 * time.Millisecond}
 	stop, stopOther := e.hammer(h), e.hammer(ho)
 	for i, to := range []string{"cell-b", "cell-a", "cell-b"} {
-		mv := e.settle(e.startMove("moving", to, fmt.Sprint("python-", i)).ID)
+		mv := e.settle(e.startMove("moving", to, fmt.Sprint("there-", i)).ID)
 		if got := e.cellOf("moving"); string(got) != to {
 			t.Errorf("move %d: %s in %s, state %s", i, mv.ID, got, mv.State)
 		}
