@@ -27,6 +27,7 @@
 //
 // The configuration is parsed strictly: unknown fields, two kinds in one entry,
 // malformed patterns and algorithms outside the list are refused before any
-// request is served. The package keeps no state that changes; key sets are read
-// once, when the list is made.
+// request is served. A key set is read when the list is made, and again, at most every
+// two seconds, when its file has changed. What cannot be read then is logged, and
+// the keys that were read last stay in use.
 package extract

@@ -4,6 +4,7 @@ package extract
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -33,8 +34,8 @@ type Found struct {
 	StripPath string
 }
 
-// List is an ordered list of extractors. It never changes after [New] and is
-// safe for concurrent use.
+// List is an ordered list of extractors. It never changes after [New], but for key sets
+// whose files change, and is safe for concurrent use.
 type List struct {
 	rules    []rule
 	hostOnly bool
@@ -51,14 +52,18 @@ type rule struct {
 
 // New makes a list and reads the key sets that it names. Errors wrap
 // [cells.ErrInvalid], or say which file could not be read.
-func New(specs []Spec) (*List, error) {
+func New(specs []Spec, opts ...Option) (*List, error) {
+	o := options{log: slog.Default()}
+	for _, opt := range opts {
+		opt(&o)
+	}
 	if len(specs) == 0 || len(specs) > MaxSpecs {
 		return nil, fmt.Errorf("%w: %d extractors, want 1 to %d", cells.ErrInvalid, len(specs), MaxSpecs)
 	}
 	l := &List{hostOnly: true}
 	var ways []string
 	for i := range specs {
-		r, err := specs[i].compile(true)
+		r, err := specs[i].compile(&o)
 		if err != nil {
 			return nil, fmt.Errorf("extractor %d: %w", i+1, err)
 		}
@@ -111,7 +116,17 @@ func (l *List) Resolve(r *http.Request) (Found, error) {
 	return Found{}, &cells.Answer{Code: cells.CodeBadRequest, Detail: "the request names no tenant; it can be named by " + l.ways}
 }
 
-func (s *Spec) compile(files bool) (rule, error) {
+// Option is an option of [New].
+type Option func(*options)
+
+type options struct{ log *slog.Logger }
+
+// WithLog sets where key sets that cannot be read again are told; the default is
+// slog.Default.
+func WithLog(log *slog.Logger) Option { return func(o *options) { o.log = log } }
+
+// compile makes the rule. It reads no files without options.
+func (s *Spec) compile(o *options) (rule, error) {
 	kind := s.Kind()
 	if kind == "" {
 		return rule{}, fmt.Errorf("%w: set exactly one of header, host, path, jwt, issuers, fixed", cells.ErrInvalid)
@@ -130,7 +145,7 @@ func (s *Spec) compile(files bool) (rule, error) {
 	case "path":
 		return s.compilePath()
 	case "jwt":
-		return s.JWT.compile(files)
+		return s.JWT.compile(o)
 	case "issuers":
 		return s.compileIssuers()
 	}

@@ -41,12 +41,12 @@ type jwtRule struct {
 	pointer []string
 	header  string
 	bearer  bool // the scheme is required
-	keys    *jose.JSONWebKeySet
+	keys    *keyFile
 	algs    []jose.SignatureAlgorithm
 	expect  jwt.Expected
 }
 
-func (j *JWTSpec) compile(files bool) (rule, error) {
+func (j *JWTSpec) compile(o *options) (rule, error) {
 	c := &jwtRule{header: "Authorization", bearer: true}
 	switch {
 	case j.Claim == "" || len(j.Claim) > 256:
@@ -89,8 +89,8 @@ func (j *JWTSpec) compile(files bool) (rule, error) {
 			c.expect.AnyAudience = jwt.Audience{j.Audience}
 		}
 		text += " (verified)"
-		if files {
-			keys, err := readKeys(j.JWKS)
+		if o != nil {
+			keys, err := newKeyFile(j.JWKS, o.log)
 			if err != nil {
 				return rule{}, err
 			}
@@ -194,9 +194,10 @@ func (c *jwtRule) verify(raw string) ([]byte, error) {
 	if len(tok.Headers) != 1 {
 		return nil, errors.New("want one signature")
 	}
-	keys := c.keys.Keys
+	set := c.keys.get(time.Now())
+	keys := set.Keys
 	if kid := tok.Headers[0].KeyID; kid != "" {
-		if keys = c.keys.Key(kid); len(keys) == 0 {
+		if keys = set.Key(kid); len(keys) == 0 {
 			return nil, errors.New("no key of this id")
 		}
 	}

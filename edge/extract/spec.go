@@ -57,7 +57,7 @@ type JWTSpec struct {
 	Header string `json:"header,omitempty" yaml:"header,omitempty"`
 	// JWKS is the path of a JSON Web Key Set. With it the token is verified:
 	// signature, exp, nbf and, if set, Issuer and Audience. Without it the claim is
-	// read as it stands.
+	// read as it stands. The file is read again when it has changed.
 	JWKS string `json:"jwks,omitempty" yaml:"jwks,omitempty"`
 	// Algorithms lists the accepted signature algorithms; needs JWKS. Empty means
 	// ES256, RS256 and EdDSA. "none" is never accepted.
@@ -145,6 +145,6 @@ func (s *Spec) Kind() string {
 // Validate reports what is malformed, without reading files. The error wraps
 // [cells.ErrInvalid].
 func (s *Spec) Validate() error {
-	_, err := s.compile(false)
+	_, err := s.compile(nil)
 	return err
 }
