@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/edge/celltable"
 	"github.com/cloister-dev/cloister/edge/forward"
 	"github.com/cloister-dev/cloister/edge/topology"
 )
@@ -41,8 +42,10 @@ type Readiness struct {
 	Reason   string          `json:"reason,omitempty"`
 	Routes   RoutesStatus    `json:"routes"`
 	Topology topology.Status `json:"topology"`
-	Held     int             `json:"held"`
-	Active   int64           `json:"active"`
+	// Cells is the table of cells, when whole deployments are the cells.
+	Cells  *celltable.Status `json:"cells,omitempty"`
+	Held   int               `json:"held"`
+	Active int64             `json:"active"`
 }
 
 // RoutesStatus says how good the view of the routes is.
@@ -70,6 +73,10 @@ func (s *Server) routesStatus() RoutesStatus {
 func (s *Server) readiness() Readiness {
 	n, _ := s.room.Held()
 	r := Readiness{Router: s.cfg.Name, Routes: s.routesStatus(), Topology: s.topo.Status(), Held: n, Active: s.active.Load()}
+	if s.deploy != nil {
+		st := s.deploy.Table.Status()
+		r.Cells = &st
+	}
 	switch {
 	case s.draining.Load():
 		r.Reason = "draining"
@@ -125,7 +132,8 @@ type Explanation struct {
 	ExtractorIndex int      `json:"extractor_index,omitempty"`
 	Extractors     []string `json:"extractors"`
 	Verified       bool     `json:"verified,omitempty"`
-	// Cell is where the request would go; Rule says why: "route" or "default".
+	// Cell is where the request would go; Rule says why: "route" or "default", or, when
+	// whole deployments are the cells, a name of package rules.
 	Cell  cells.CellID `json:"cell,omitempty"`
 	Rule  string       `json:"rule,omitempty"`
 	State string       `json:"state"`
@@ -166,6 +174,10 @@ func (s *Server) ExplainRequest(r *http.Request) Explanation {
 		e.Answer, e.Detail = cells.CodeNotServed, "paths under /cells/ are the platform's"
 		return e
 	}
+	if s.deploy != nil {
+		s.explainDeployment(&e, r)
+		return e
+	}
 	found, err := s.list.Resolve(r)
 	if found.Kind != "" {
 		e.Tenant, e.Extractor, e.ExtractorRule, e.ExtractorIndex, e.Verified = found.Tenant, found.Kind, found.Rule, found.Index+1, found.Verified
@@ -188,8 +200,12 @@ func (s *Server) ExplainRequest(r *http.Request) Explanation {
 
 func (s *Server) newExplanation() Explanation {
 	st := s.routes.Status()
+	extractors := []string{}
+	if s.list != nil {
+		extractors = s.list.Rules()
+	}
 	return Explanation{
-		Router: s.cfg.Name, Extractors: s.list.Rules(), Revision: st.Revision, AgeMS: st.Age.Milliseconds(), Source: st.Source,
+		Router: s.cfg.Name, Extractors: extractors, Revision: st.Revision, AgeMS: st.Age.Milliseconds(), Source: st.Source,
 		State: cells.RouteState(0).String(), Upstreams: []string{}, At: time.Now().UTC(),
 	}
 }
@@ -217,7 +233,7 @@ func (s *Server) explainTenant(e *Explanation) {
 }
 
 // explain serves PathExplain. The query has either tenant, or what a request would
-// have: host, path, and header=Name:value, as often as there are headers.
+// have: host, path, method, and header=Name:value, as often as there are headers.
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	bad := func(detail string) {
@@ -229,8 +245,11 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	}
 	for k, v := range q {
 		switch {
-		case k != "tenant" && k != "host" && k != "path" && k != "header":
-			bad(fmt.Sprintf("unknown parameter %q; known are tenant, host, path, header", k))
+		case k != "tenant" && k != "host" && k != "path" && k != "header" && k != "method":
+			bad(fmt.Sprintf("unknown parameter %q; known are tenant, host, path, method, header", k))
+			return
+		case k == "tenant" && s.deploy != nil:
+			bad("this router does not know tenants; ask for a request by host, path and header")
 			return
 		case k != "header" && len(v) != 1:
 			bad(k + " is there more than once")
@@ -259,7 +278,11 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		bad("path is not an absolute path")
 		return
 	}
-	asked := &http.Request{Method: http.MethodGet, URL: u, Host: q.Get("host"), Header: http.Header{}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
+	method := http.MethodGet
+	if q.Has("method") {
+		method = q.Get("method")
+	}
+	asked := &http.Request{Method: method, URL: u, Host: q.Get("host"), Header: http.Header{}, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
 	for _, h := range q["header"] {
 		name, value, ok := strings.Cut(h, ":")
 		if !ok {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -40,6 +41,11 @@ type Config struct {
 	// a cell carries a token of the cell's own key, derived from it. Empty sends no
 	// tokens, for cells whose gates ask for none.
 	AdmissionKey []byte
+
+	// TrustedProxies are the addresses of proxies in front of this edge: what they say of
+	// the client's address and of its scheme is passed on as this edge's own view. A
+	// client that can connect from one of these addresses can claim to be any other.
+	TrustedProxies []netip.Prefix
 
 	// Witness notes what clients see of moves; nil notes nothing. The caller runs it.
 	Witness *Witness

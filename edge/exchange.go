@@ -16,12 +16,14 @@ import (
 	"github.com/cloister-dev/cloister/edge/extract"
 	"github.com/cloister-dev/cloister/edge/forward"
 	"github.com/cloister-dev/cloister/edge/hold"
+	"github.com/cloister-dev/cloister/edge/rules"
 )
 
 // Outcomes that are no codes.
 const (
 	outcomeForwarded = "forwarded" // the service answered
 	outcomeGone      = "client_gone"
+	outcomeOwn       = "own" // answered by this process
 	outcomeCut       = "cut" // the answer broke off
 )
 
@@ -31,7 +33,9 @@ type exchange struct {
 	in      *http.Request
 	rec     recorder
 	start   time.Time
+	client  forward.Client
 	found   extract.Found
+	to      *rules.Decision // where it goes, when whole deployments are the cells
 	tenant  cells.TenantID
 	grpc    bool
 	http2   bool
@@ -89,6 +93,9 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 			return nil, x.broken(d, err)
 		default:
 			x.s.down(d.Cell).Store(0)
+			if x.to != nil {
+				return x.accept(resp, nil), nil // whatever a deployment says is for the client
+			}
 			a, given := refusal(resp)
 			if !given || a.Code != cells.CodeBackendUnavailable {
 				x.s.storeDown(d.Cell).Store(0)
@@ -106,6 +113,10 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 
 // route waits until the tenant's route is one that can be tried.
 func (x *exchange) route() (cells.Decision, error) {
+	if x.to != nil {
+		x.leave()
+		return cells.Decision{Cell: x.to.Cell, Age: x.s.deploy.Table.Age()}, nil
+	}
 	for {
 		d := x.s.routes.Lookup(x.tenant)
 		a := d.Refusal()
@@ -197,7 +208,7 @@ func (x *exchange) enter() error {
 	if x.body != nil {
 		bytes = x.body.Recorded()
 	}
-	t, err := x.s.room.Enter(x.tenant, bytes)
+	t, err := x.s.room.Enter(x.holder(), bytes)
 	if err != nil {
 		return &cells.Answer{Code: cells.CodeOverloaded, Tenant: x.tenant, Cell: x.cell, RetryAfter: time.Second, Err: err}
 	}
@@ -206,6 +217,22 @@ func (x *exchange) enter() error {
 		x.holdBy = t.Deadline()
 	}
 	return nil
+}
+
+// holder is whose share of the room the request takes: its tenant's, or its cell's.
+func (x *exchange) holder() cells.TenantID {
+	if x.to != nil {
+		return cells.TenantID(x.to.Cell)
+	}
+	return x.tenant
+}
+
+// upstreams are the processes that the request can be sent to.
+func (x *exchange) upstreams(cell cells.CellID) []string {
+	if x.to != nil {
+		return []string{x.to.Upstream}
+	}
+	return x.s.topo.Upstreams(cell)
 }
 
 // leave gives the place back.
@@ -222,7 +249,7 @@ var errNoProcess = errors.New("no process of the cell is ready")
 
 // attempt sends the request to one process of the cell.
 func (x *exchange) attempt(out *http.Request, d cells.Decision) (*http.Response, error) {
-	base, ok := x.s.pools.Pick(d.Cell, x.s.topo.Upstreams(d.Cell), x.tried)
+	base, ok := x.s.pools.Pick(d.Cell, x.upstreams(d.Cell), x.tried)
 	if !ok {
 		err := x.lastError
 		if err == nil {
@@ -235,10 +262,12 @@ func (x *exchange) attempt(out *http.Request, d cells.Decision) (*http.Response,
 		out = out.Clone(out.Context())
 		out.Trailer = x.in.Trailer
 	}
-	said := x.s.tokens.get(x.tenant, d.Cell, d.Epoch)
-	out.Header[cells.HeaderTenant], out.Header[cells.HeaderEpoch] = said.tenant, said.number
-	if said.mint != nil {
-		out.Header[cells.HeaderAdmission] = said.mint
+	if x.to == nil {
+		said := x.s.tokens.get(x.tenant, d.Cell, d.Epoch)
+		out.Header[cells.HeaderTenant], out.Header[cells.HeaderEpoch] = said.tenant, said.number
+		if said.mint != nil {
+			out.Header[cells.HeaderAdmission] = said.mint
+		}
 	}
 	call := forward.Call{Request: out, HTTP2: x.http2, Informational: x.informed.inform}
 	if x.body != nil {
@@ -367,7 +396,7 @@ func (x *exchange) awaitProcess(d cells.Decision, unsent *forward.NotSentError) 
 		return context.Cause(ctx)
 	}
 	changed := x.s.topo.Changed()
-	if _, ok := x.s.pools.Pick(d.Cell, x.s.topo.Upstreams(d.Cell), x.tried); ok {
+	if _, ok := x.s.pools.Pick(d.Cell, x.upstreams(d.Cell), x.tried); ok {
 		x.s.metrics.retries.WithLabelValues("connect").Inc()
 		return nil
 	}
@@ -480,7 +509,7 @@ func (x *exchange) finish(panicked any) {
 func (x *exchange) log() {
 	level, attrs := slog.LevelInfo, []slog.Attr{
 		slog.String("method", x.in.Method), slog.String("host", x.in.Host), slog.String("path", x.in.URL.EscapedPath()),
-		slog.String("proto", x.in.Proto), slog.String("client", x.in.RemoteAddr), slog.String("tenant", string(x.tenant)),
+		slog.String("proto", x.in.Proto), slog.String("client", x.in.RemoteAddr), slog.String("for", x.client.Addr), slog.String("tenant", string(x.tenant)),
 		slog.String("cell", string(x.cell)), slog.Uint64("epoch", uint64(x.epoch)), slog.Int("status", x.rec.status),
 		slog.String("outcome", x.outcome), slog.Int64("bytes", x.rec.bytes), slog.Duration("took", time.Since(x.start)),
 	}

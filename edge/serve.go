@@ -26,7 +26,7 @@ func (b *buffers) Put(p []byte) { b.pool.Put(p) } //nolint:staticcheck // the sl
 // serve is the public handler.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.active.Add(1)
-	x := &exchange{s: s, in: r, start: time.Now()}
+	x := &exchange{s: s, in: r, start: time.Now(), client: forward.Proxies(s.cfg.TrustedProxies).See(r)}
 	x.rec = recorder{w: w, http1: r.ProtoMajor == 1}
 	defer func() {
 		s.active.Add(-1)
@@ -38,8 +38,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case "/livez", "/readyz":
-		x.outcome = "own"
+		x.outcome = outcomeOwn
 		s.health(&x.rec, r, false)
+		return
+	}
+	if x.own() {
+		x.linger()
 		return
 	}
 	if a := x.prepare(); a != nil {
@@ -60,6 +64,12 @@ func (x *exchange) prepare() *cells.Answer {
 	case r.Method == http.MethodConnect:
 		return &cells.Answer{Code: cells.CodeNotServed, Detail: "CONNECT is not served"}
 	}
+	if x.s.deploy != nil {
+		if a := x.decide(); a != nil {
+			return a
+		}
+		return x.classify()
+	}
 	found, err := x.s.list.Resolve(r)
 	if err != nil {
 		a := *cells.AnswerOf(err) // extractors share theirs
@@ -72,6 +82,12 @@ func (x *exchange) prepare() *cells.Answer {
 	if found.Kind == "path" && forward.Climbs(raw) {
 		return &cells.Answer{Code: cells.CodeBadRequest, Tenant: x.tenant, Detail: "the path has dot segments, which would leave its tenant's prefix"}
 	}
+	return x.classify()
+}
+
+// classify looks at how the request is to be sent.
+func (x *exchange) classify() *cells.Answer {
+	r := x.in
 	if limit := x.s.cfg.MaxBody; limit > 0 && r.ContentLength > limit {
 		return &cells.Answer{Code: cells.CodeTooLarge, Tenant: x.tenant}
 	}
@@ -111,7 +127,7 @@ func (x *exchange) proxy() {
 		if x.grpc {
 			limit = x.s.cfg.ReplayGRPCBytes
 		}
-		x.ask = !x.grpc && (r.ContentLength < 0 || r.ContentLength > int64(limit)) && r.Header.Get("Expect") == ""
+		x.ask = x.to == nil && !x.grpc && (r.ContentLength < 0 || r.ContentLength > int64(limit)) && r.Header.Get("Expect") == ""
 		forward.CleanRequest(r.Trailer)
 		x.body = forward.NewBody(src, r.ContentLength, limit, x.s.budget, func() { forward.CleanRequest(r.Trailer) })
 		x.rec.body = x.body
@@ -146,7 +162,7 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	if h := x.found.StripHeader; h != "" {
 		delete(out.Header, h)
 	}
-	forward.SetForwarded(out.Header, in, x.found.StripPath)
+	forward.SetForwarded(out.Header, in, x.client, x.found.StripPath)
 	forward.SetPath(out.URL, in.URL, in.RequestURI, x.found.StripPath)
 	if x.ask {
 		out.Header.Set("Expect", "100-continue")

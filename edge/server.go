@@ -41,7 +41,8 @@ type Server struct {
 	cfg     Config
 	routes  Routes
 	topo    topology.View
-	list    *extract.List
+	list    *extract.List // nil for deployments
+	deploy  *Deployment   // nil unless whole deployments are the cells
 	room    *hold.Room
 	pools   *forward.Pools
 	budget  *forward.Budget
@@ -77,10 +78,15 @@ func New(cfg Config, routes Routes, topo topology.View) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := extract.New(cfg.Extractors)
+	list, err := extract.New(cfg.Extractors, extract.WithLog(cfg.Log))
 	if err != nil {
 		return nil, err
 	}
+	return newServer(cfg, routes, topo, list)
+}
+
+// newServer makes a server of a configuration that has its defaults.
+func newServer(cfg Config, routes Routes, topo topology.View, list *extract.List) (*Server, error) {
 	room, err := hold.NewRoom(cfg.Hold)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@
 package forward
 
 import (
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -42,17 +41,12 @@ func CleanRequest(h http.Header) {
 
 // SetForwarded sets X-Forwarded-For, -Host and -Proto to the edge's own view of the
 // request, and -Prefix when a prefix was cut from its path.
-func SetForwarded(h http.Header, in *http.Request, prefix string) {
-	ip, _, err := net.SplitHostPort(in.RemoteAddr)
-	if err == nil {
-		h["X-Forwarded-For"] = []string{ip}
+func SetForwarded(h http.Header, in *http.Request, from Client, prefix string) {
+	if from.Addr != "" {
+		h["X-Forwarded-For"] = []string{from.Addr}
 	}
 	h["X-Forwarded-Host"] = []string{in.Host}
-	proto := "http"
-	if in.TLS != nil {
-		proto = "https"
-	}
-	h["X-Forwarded-Proto"] = []string{proto}
+	h["X-Forwarded-Proto"] = []string{from.Proto}
 	if prefix != "" {
 		h["X-Forwarded-Prefix"] = []string{prefix}
 	}

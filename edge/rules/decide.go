@@ -100,7 +100,7 @@ func (x *Index) Decide(r Request) Decision {
 	if forward.Reserved(r.Path) {
 		return Decision{Rule: RuleOwn, Answer: cells.CodeNotServed, Detail: "paths under /cells/ are the platform's"}
 	}
-	host, err := hostname.Normalize(r.Host)
+	host, err := requested(r.Host)
 	if err != nil {
 		return Decision{Rule: RuleHost, Answer: cells.CodeUnknownHost, Err: err}
 	}
@@ -129,10 +129,21 @@ func (x *Index) Decide(r Request) Decision {
 	return x.byToken(r, RuleFirst)
 }
 
+// requested returns a request's host in its normal form. On the wire a name is ASCII;
+// what is not would reach the cell in another spelling than the one decided by.
+func requested(host string) (string, error) {
+	for i := range len(host) {
+		if host[i] >= 0x80 {
+			return "", errors.New("the host is not ASCII")
+		}
+	}
+	return hostname.Normalize(host)
+}
+
 // NeedsRevoked reports whether the decision depends on the token that a revocation
 // names in its body: decide again with Revoked set.
 func (x *Index) NeedsRevoked(r Request) bool {
-	host, err := hostname.Normalize(r.Host)
+	host, err := requested(r.Host)
 	return err == nil && x.shared[host] && x.serving() && x.revocation(r, segments(r.Path)) && readCredential(r.Authorization) == credential{}
 }
 
