@@ -27,8 +27,10 @@
 // # Failures
 //
 // A read that fails, or takes longer than Timeout, leaves the table as it is; the next
-// one follows at the next interval. So does a read that lacks a cell which was serving:
-// a cell never leaves a directory, so that is another directory, or an old copy of it.
+// one follows at the next interval. So does a read that lacks a cell which was serving,
+// or is of an older revision than the last: a cell never leaves a directory, so that is
+// another directory, or an old copy of it. Whoever put an old copy in place on purpose
+// removes the snapshots and starts the routers again.
 // Rows that are malformed or contradict each other affect themselves only (package
 // rules); they are logged when they change.
 package celltable

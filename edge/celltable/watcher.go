@@ -270,6 +270,9 @@ func (w *Watcher) take(table rules.Table, source string, age time.Duration) erro
 		if source == SourceSnapshot {
 			return nil // a read came first
 		}
+		if table.Revision != 0 && table.Revision < old.table.Revision {
+			return fmt.Errorf("celltable: the directory is at revision %d and was at %d: this is an old copy of it, or another one", table.Revision, old.table.Revision)
+		}
 		if lost := missing(old.table, table); lost != "" {
 			return fmt.Errorf("celltable: cell %s was serving and is not in the directory any more: this is another directory, or an old copy of it", lost)
 		}

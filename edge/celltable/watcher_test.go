@@ -163,9 +163,20 @@ func TestCellsDoNotVanish(t *testing.T) {
 		if goes(w, "b.example.com") != "b" || !strings.Contains(w.Status().LastError, "another directory") {
 			t.Fatal(w.Status())
 		}
-		f.set(func() { f.table = two() }) // a prepared one may go
+		f.set(func() { f.table = two(); f.table.Revision = 7 }) // a prepared one may go
 		advance(time.Minute)
 		if goes(w, "p.example.com") != "UNKNOWN_HOST" || w.Status().Stale {
+			t.Fatal(w.Status())
+		}
+		// A copy of the directory that has fallen behind.
+		f.set(func() { f.table.Revision = 6; f.table.Cells[1].Upstream = "http://before:1" })
+		advance(time.Minute)
+		if w.Index().Upstream("b") != "http://b:1" || !strings.Contains(w.Status().LastError, "old copy") {
+			t.Fatal(w.Status())
+		}
+		f.set(func() { f.table.Revision = 8 })
+		advance(time.Minute)
+		if w.Index().Upstream("b") != "http://before:1" || w.Status().Stale {
 			t.Fatal(w.Status())
 		}
 	})

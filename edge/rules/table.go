@@ -47,11 +47,13 @@ type Table struct {
 	// Aliases are further names of the shared host.
 	Aliases []string `json:"aliases,omitempty" yaml:"aliases,omitempty"`
 	Cells   []Cell   `json:"cells" yaml:"cells"`
+	// Revision grows with every change; 0 is not known.
+	Revision int64 `json:"revision,omitempty" yaml:"revision,omitempty"`
 }
 
 // Clone returns a copy that shares nothing.
 func (t Table) Clone() Table {
-	out := Table{Aliases: slices.Clone(t.Aliases), Cells: slices.Clone(t.Cells)}
+	out := Table{Aliases: slices.Clone(t.Aliases), Cells: slices.Clone(t.Cells), Revision: t.Revision}
 	for i := range out.Cells {
 		out.Cells[i].Aliases = slices.Clone(out.Cells[i].Aliases)
 		out.Cells[i].Issuers = slices.Clone(out.Cells[i].Issuers)

@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"os"
 	"path/filepath"
@@ -27,14 +26,15 @@ func (a *app) routerCmd() *cobra.Command {
 		Use: "router", Short: "The edge in front of the cells", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	c.AddCommand(a.routerServe())
+	c.AddCommand(a.routerServe(), a.routerDeployment())
 	return c
 }
 
 func (a *app) routerServe() *cobra.Command {
 	var ch channelFlags
 	var cfg edge.Config
-	var directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey, routesURL string
+	var listen listenFlags
+	var directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, routesURL string
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Take requests to the cell of their tenant",
@@ -47,16 +47,12 @@ The public listener speaks HTTP/1.1 and HTTP/2 without TLS; --tls-listen adds on
 with TLS. The admin listener has health, metrics and explain, and no credential.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.router(cmd, &ch, &cfg, routerFlags{directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey, routesURL})
+			return a.router(cmd, &ch, &cfg, &listen, routerFlags{directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, routesURL})
 		},
 	}
 	ch.register(c)
+	listen.register(c, &cfg)
 	f := c.Flags()
-	f.StringVar(&cfg.Addr, "listen", "127.0.0.1:8080", "public address, without TLS; - for none")
-	f.StringVar(&cfg.TLSAddr, "tls-listen", "", "public address with TLS; default: none")
-	f.StringVar(&tlsCert, "tls-cert", "", "certificate chain for --tls-listen")
-	f.StringVar(&tlsKey, "tls-key", "", "key for --tls-listen")
-	f.StringVar(&cfg.AdminAddr, "admin-listen", "127.0.0.1:8081", "address of health, metrics and explain; - for none")
 	f.StringVar(&directoryURL, "directory", "", "the directory's channel listener, https://host:port")
 	f.StringVar(&routesURL, "routes", "", "address of the routing table to read ("+open.Help+"); default: what the directory serves")
 	f.StringVar(&state, "state", "edge", "folder of the signed snapshots; each edge has its own")
@@ -66,8 +62,6 @@ with TLS. The admin listener has health, metrics and explain, and no credential.
 	f.StringVar(&defaultCell, "default-cell", "", "cell that serves tenants without a route; default: none does")
 	f.IntVar(&cfg.Hold.Requests, "hold-count", 0, "how many requests may wait for moves at once; 0 is the default")
 	f.DurationVar(&cfg.Hold.Time, "hold-time", 0, "how long one request may wait for a move; 0 is the default")
-	f.Int64Var(&cfg.MaxBody, "max-body", 0, "most bytes of a request's body; 0 is no bound")
-	f.IntVar(&cfg.AccessLog, "access-log", 0, "log every n-th request; 0 logs none")
 	for _, n := range []string{"directory", "admission-key-file"} {
 		_ = c.MarkFlagRequired(n)
 	}
@@ -75,10 +69,10 @@ with TLS. The admin listener has health, metrics and explain, and no credential.
 }
 
 type routerFlags struct {
-	directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, tlsCert, tlsKey, routesURL string
+	directoryURL, state, keyFile, extractors, extractorsFile, defaultCell, routesURL string
 }
 
-func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl routerFlags) (err error) {
+func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, listen *listenFlags, fl routerFlags) (err error) {
 	ctx := cmd.Context()
 	doc := []byte(fl.extractors)
 	if fl.extractorsFile != "" {
@@ -92,12 +86,8 @@ func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, fl
 	if cfg.AdmissionKey, err = fleet.ReadKey(fl.keyFile); err != nil {
 		return err
 	}
-	if cfg.TLSAddr != "" {
-		cert, err := tls.LoadX509KeyPair(fl.tlsCert, fl.tlsKey)
-		if err != nil {
-			return usagef("--tls-listen needs --tls-cert and --tls-key: %w", err)
-		}
-		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	if err := listen.open(cfg); err != nil {
+		return err
 	}
 	ch, err := chf.open(a, channel.RoleEdge)
 	if err != nil {
