@@ -44,6 +44,27 @@
 // body, as the answer came instead of 100 Continue. Handlers that talk both ways at
 // once read first, or are reached by HTTP/2 (HTTP2ToCells, gRPC).
 //
+// # Whole deployments as cells
+//
+// Made by [NewDeployment] a server is the router in front of deployments that know of no
+// routes and no gates. The rules of package rules take the place of the tenant and the
+// route; package celltable is the view of the directory.
+//
+//	/cells/, /livez, /readyz --> answered here, on every host; what nobody serves is NOT_SERVED
+//	   |
+//	table --not read yet--> BACKEND_UNAVAILABLE
+//	   |
+//	rules --> UNKNOWN_HOST, UNKNOWN_ISSUER, BAD_REQUEST; BACKEND_UNAVAILABLE for a cell without an address
+//	   |
+//	the deployment --connection refused for ConnectWait--> CELL_UNREACHABLE
+//	   |           --broken after a byte was sent--> CELL_UNREACHABLE, never sent again
+//	answer, as the deployment gave it, its own refusals included
+//
+// Everything else of this page holds: one request is sent once, the headers are changed
+// in the same way, but that no Cell-Tenant, -Epoch and -Admission are set. A
+// revocation's form is read before it is known where it goes (64 KiB, within
+// ReadHeaderTimeout); every other body streams.
+//
 // # What clients saw of a move
 //
 // A [Witness] notes which requests were refused because of a move, and from when to
@@ -56,7 +77,8 @@
 //
 // The method, the raw path and query, the Host, the body and its trailers go as the
 // client sent them. Headers of the connection (and those that Connection names)
-// are dropped, X-Forwarded-For, -Host and -Proto replaced by the edge's own view,
+// are dropped, X-Forwarded-For, -Host and -Proto replaced by the edge's own view
+// (that of TrustedProxies, if one of them sent the request; never of X-Forwarded-Host),
 // Cell-* dropped in every spelling, and Cell-Tenant, Cell-Epoch and Cell-Admission
 // set. Every header line of the answer is kept but Cell-Admission.
 //

@@ -19,6 +19,7 @@ type metrics struct {
 	retries      *prometheus.CounterVec
 	unrepeatable prometheus.Counter
 	byDefault    prometheus.Counter
+	rules        *prometheus.CounterVec
 }
 
 func newMetrics(s *Server) *metrics {
@@ -36,11 +37,13 @@ func newMetrics(s *Server) *metrics {
 			Help: "Refusals of gates that were passed on because the body could not be sent again."}),
 		byDefault: prometheus.NewCounter(prometheus.CounterOpts{Name: "cell_edge_default_requests_total",
 			Help: "Requests of tenants without a route, sent to the default cell."}),
+		rules: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cell_edge_rules_total",
+			Help: "Requests in front of whole deployments, by the rule that decided: own, host, before, scim, issuer, first; none before the directory was read."}, []string{"rule"}),
 	}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
-	m.registry.MustRegister(m.requests, m.duration, m.held, m.retries, m.unrepeatable, m.byDefault,
+	m.registry.MustRegister(m.requests, m.duration, m.held, m.retries, m.unrepeatable, m.byDefault, m.rules,
 		gauge("cell_edge_held", "Requests that wait now.", func() float64 { n, _ := s.room.Held(); return float64(n) }),
 		gauge("cell_edge_held_bytes", "Bytes that waiting requests count for.", func() float64 { _, b := s.room.Held(); return float64(b) }),
 		gauge("cell_edge_active", "Requests that have not ended.", func() float64 { return float64(s.active.Load()) }),
@@ -51,6 +54,12 @@ func newMetrics(s *Server) *metrics {
 		gauge("cell_edge_routes_stale", "1 when the view of the routes is stale or comes from the snapshot.", func() float64 { return b2f(s.routes.Status().Stale) }),
 		gauge("cell_edge_topology_cells", "Cells in the topology.", func() float64 { return float64(s.topo.Status().Cells) }),
 		gauge("cell_edge_topology_age_seconds", "How long ago the topology was known to be the directory's.", func() float64 { return s.topo.Status().Age.Seconds() }),
+		gauge("cell_edge_table_problems", "Rows of the directory's table of deployments that are malformed or contradict each other.", func() float64 {
+			if s.deploy == nil {
+				return 0
+			}
+			return float64(len(s.deploy.Table.Status().Problems))
+		}),
 		gauge("cell_edge_draining", "1 when the server is ending.", func() float64 { return b2f(s.draining.Load()) }),
 	)
 	return m
@@ -66,6 +75,13 @@ func b2f(b bool) float64 {
 func (m *metrics) observe(x *exchange) {
 	m.requests.WithLabelValues(string(x.cell), x.outcome).Inc()
 	m.duration.Observe(time.Since(x.start).Seconds())
+	if x.s.deploy != nil {
+		rule := x.rule
+		if rule == "" {
+			rule = "none"
+		}
+		m.rules.WithLabelValues(rule).Inc()
+	}
 	if x.heldFor > 0 {
 		m.held.Observe(x.heldFor.Seconds())
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/edge/forward"
+	"github.com/cloister-dev/cloister/edge/rules"
 )
 
 // buffers lends what bodies are copied through.
@@ -38,7 +39,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case "/livez", "/readyz":
-		x.outcome = outcomeOwn
+		x.outcome, x.rule = outcomeOwn, string(rules.RuleOwn)
 		s.health(&x.rec, r, false)
 		return
 	}

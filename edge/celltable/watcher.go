@@ -209,7 +209,7 @@ func (w *Watcher) run(life context.Context, first chan struct{}) {
 	defer close(w.done)
 	once := sync.OnceFunc(func() { close(first) })
 	defer once()
-	var told time.Time // when a failure was last logged
+	told := map[bool]time.Time{} // when a failure was last logged: of reading, of taking
 	tick := time.NewTicker(w.cfg.Every)
 	defer tick.Stop()
 	for {
@@ -218,11 +218,11 @@ func (w *Watcher) run(life context.Context, first chan struct{}) {
 		case life.Err() != nil:
 			return
 		case err == nil:
-			told = time.Time{}
-		case told.IsZero() || time.Since(told) >= logEvery:
+			clear(told)
+		case told[errors.Is(err, errAnother)].IsZero() || time.Since(told[errors.Is(err, errAnother)]) >= logEvery:
 			// An outage is told once and then once a minute, not with each read.
-			told = time.Now()
-			w.cfg.Log.Warn("celltable: the directory's cells cannot be read; the last known table stays in use", "known", w.view.Load() != nil, "age", w.Age().Round(time.Second), "err", err)
+			told[errors.Is(err, errAnother)] = time.Now()
+			w.cfg.Log.Warn("celltable: the directory's cells cannot be read, or not be used; the last known table stays in use", "known", w.view.Load() != nil, "age", w.Age().Round(time.Second), "err", err)
 		}
 		once()
 		w.save()
@@ -271,10 +271,10 @@ func (w *Watcher) take(table rules.Table, source string, age time.Duration) erro
 			return nil // a read came first
 		}
 		if table.Revision != 0 && table.Revision < old.table.Revision {
-			return fmt.Errorf("celltable: the directory is at revision %d and was at %d: this is an old copy of it, or another one", table.Revision, old.table.Revision)
+			return fmt.Errorf("%w: it is at revision %d, and was at %d", errAnother, table.Revision, old.table.Revision)
 		}
 		if lost := missing(old.table, table); lost != "" {
-			return fmt.Errorf("celltable: cell %s was serving and is not in the directory any more: this is another directory, or an old copy of it", lost)
+			return fmt.Errorf("%w: cell %s was serving and is not there", errAnother, lost)
 		}
 	}
 	if source == SourceSnapshot {
@@ -311,6 +311,9 @@ func missing(old, now rules.Table) cells.CellID {
 	}
 	return ""
 }
+
+// errAnother: a cell never leaves a directory, and its revision only grows.
+var errAnother = errors.New("celltable: this is another directory, or an old copy of it")
 
 var errNoFile = errors.New("no snapshot in the folder can be used")
 
