@@ -3,10 +3,10 @@
 package deploy
 
 import (
-	"errors"
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard/tenancy"
@@ -150,54 +150,29 @@ func checkHash(h string) error {
 
 // NormalUpstream is an upstream's one spelling: http(s)://host[:port]. The error wraps
 // [cells.ErrInvalid].
-func NormalUpstream(raw string) (string, error) {
-	u, err := address(raw)
-	if err == nil && u.Path != "" && u.Path != "/" {
-		err = errors.New("it has a path")
-	}
-	if err != nil {
-		return "", invalid("upstream is not http(s)://host[:port]: %v", err)
-	}
-	return u.Scheme + "://" + u.Host, nil
-}
+func NormalUpstream(raw string) (string, error) { return address("upstream", raw) }
 
-// NormalProbeURL is a probe address's one spelling: http or https, without user
-// information. The error wraps [cells.ErrInvalid].
-func NormalProbeURL(raw string) (string, error) {
-	u, err := address(raw)
-	if err != nil {
-		return "", invalid("probe address: %v", err)
-	}
-	if u.Path == "/" {
-		u.Path = ""
-	}
-	return u.Scheme + "://" + u.Host + u.EscapedPath(), nil
-}
+// NormalProbeURL is a probe address's one spelling, of the same form. The error wraps
+// [cells.ErrInvalid].
+func NormalProbeURL(raw string) (string, error) { return address("probe address", raw) }
 
-func address(raw string) (*url.URL, error) {
+// address is the one spelling of an address. Its errors do not quote what may hold a
+// password.
+func address(what, raw string) (string, error) {
 	u, err := url.Parse(raw)
-	if err != nil {
-		return nil, errors.New("it is no URL") // the parser's error quotes what may be a password
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" ||
+		u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.Opaque != "" {
+		return "", invalid("%s is not http(s)://host[:port]", what)
 	}
-	if u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.Opaque != "" {
-		return nil, errors.New("it must be http or https, without user information, query or fragment")
+	h, port := u.Hostname(), u.Port()
+	if strings.Contains(h, ":") {
+		h = "[" + h + "]"
 	}
-	port := u.Port()
-	h := u.Hostname()
-	if h, err = hostname.Normalize(bracket(h)); err != nil {
-		return nil, err
+	if h, err = hostname.Normalize(h); err != nil {
+		return "", invalid("%s: %v", what, err)
 	}
-	if u.Host = h; port != "" && !(port == "80" && u.Scheme == "http") && !(port == "443" && u.Scheme == "https") {
-		u.Host += ":" + port
+	if port != "" && port != map[string]string{"http": "80", "https": "443"}[u.Scheme] {
+		h += ":" + port
 	}
-	return u, nil
-}
-
-func bracket(h string) string {
-	for i := range len(h) {
-		if h[i] == ':' {
-			return "[" + h + "]"
-		}
-	}
-	return h
+	return u.Scheme + "://" + h, nil
 }

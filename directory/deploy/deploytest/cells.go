@@ -27,7 +27,7 @@ func cellsRoundTrip(t directorytest.TB, h Harness) {
 		e.Errorf("a configured tenant went into a closed cell")
 	}
 	no := false
-	got := e.mustChange("two", deploy.Limit(&no, nil), deploy.NextConfig(next), deploy.Addresses("https://probe.two:9443/p", ""))
+	got := e.mustChange("two", deploy.Limit(&no, nil), deploy.NextConfig(next), deploy.Addresses("https://probe.two:9443", ""))
 	e.dir = e.open()
 	e.s = e.dir.Deployments()
 	v := e.view()
@@ -44,7 +44,7 @@ func cellsRoundTrip(t directorytest.TB, h Harness) {
 		e.Errorf("the first cell is %+v", one)
 	}
 	if two.NextHash != Hash("c") || two.PlacementsMax == nil || *two.PlacementsMax != 7 || two.Closed || two.Placements != 2 ||
-		two.Next == nil || !two.Next.Equal(next) || two.ProbeURL != "https://probe.two:9443/p" || two.Revision != v.Revision || two.First {
+		two.Next == nil || !two.Next.Equal(next) || two.ProbeURL != "https://probe.two:9443" || two.Revision != v.Revision || two.First {
 		e.Errorf("the second cell is %+v", two)
 	}
 }

@@ -20,22 +20,17 @@ import (
 	"github.com/cloister-dev/cloister/directory/internal/web"
 	"github.com/cloister-dev/cloister/internal/credential"
 	"github.com/cloister-dev/cloister/internal/hostname"
+	"github.com/cloister-dev/cloister/member/stores"
+	"github.com/cloister-dev/cloister/member/tenancy/probe"
 )
 
-// Probe is what a cell's probe listener says of itself.
-type Probe struct {
-	DeploymentID, Bucket, Prefix string
-	// Nonces are those under the reserved names of the cell's stores, by their kinds.
-	Nonces map[string]string
-}
-
-// Prober reads cells. Errors are answers with the codes PROBE_BUSY and
-// PROBE_UNREACHABLE.
+// Prober reads cells; a [*probe.Client] does.
 type Prober interface {
-	// Listener reads a probe listener.
-	Listener(ctx context.Context, probeURL string) (Probe, error)
-	// MainPort reads the deployment id that a cell's main port reports.
-	MainPort(ctx context.Context, upstream string) (string, error)
+	// Check asks a probe listener. Errors: answers with the codes PROBE_BUSY and
+	// PROBE_UNREACHABLE, and [probe.ErrRefused].
+	Check(ctx context.Context, address string, want probe.Want) error
+	// DeploymentID asks a cell's main port which deployment it is; errors as of Check.
+	DeploymentID(ctx context.Context, address string) (stores.DeploymentID, error)
 }
 
 // Auditor lists the audit; a directory's store is one.
@@ -208,7 +203,7 @@ func answerOf(err error) *cells.Answer {
 		return unauthenticated()
 	case errors.Is(err, deploy.ErrNoCell):
 		return give(cells.CodeNoCell)
-	case errors.Is(err, cells.ErrConflict):
+	case errors.Is(err, cells.ErrConflict), errors.Is(err, probe.ErrRefused):
 		return give(cells.CodeConflict)
 	case errors.Is(err, cells.ErrNotFound):
 		return give(cells.CodeNotFound)

@@ -3,8 +3,8 @@
 package httpapi
 
 import (
+	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -15,6 +15,8 @@ import (
 	"github.com/cloister-dev/cloister/directory/internal/web"
 	"github.com/cloister-dev/cloister/internal/credential"
 	"github.com/cloister-dev/cloister/internal/hostname"
+	"github.com/cloister-dev/cloister/member/stores"
+	"github.com/cloister-dev/cloister/member/tenancy/probe"
 )
 
 // operatorOnly lets operators through.
@@ -159,45 +161,29 @@ func (h *Handler) register(r *request, cell cells.CellID, q *wire.Register) (dep
 }
 
 // look reads the probe listener, and the main port of the first cell's upstream.
-func (h *Handler) look(r *request, probeURL, upstream string, want deploy.Stores, nonces map[string]string) error {
+func (h *Handler) look(r *request, probeURL, upstream string, want deploy.Stores, nonces map[stores.Kind]stores.Nonce) error {
 	if h.cfg.Prober == nil {
 		return &cells.Answer{Code: cells.CodeProbeUnreachable, Detail: "this router cannot read probe listeners"}
 	}
 	if len(nonces) == 0 {
 		return web.Bad("nonces are missing")
 	}
-	p, err := h.cfg.Prober.Listener(r.Context(), probeURL)
-	if err != nil {
+	id := stores.DeploymentID(want.DeploymentID)
+	err := h.cfg.Prober.Check(r.Context(), probeURL, probe.Want{Deployment: id, Location: stores.Location{Bucket: want.Bucket, Prefix: want.Prefix}, Nonces: nonces})
+	if err != nil || upstream == "" {
 		return probing(err)
 	}
-	conflict := func(format string, args ...any) error {
-		return &cells.Answer{Code: cells.CodeConflict, Detail: fmt.Sprintf(format, args...)}
+	got, err := h.cfg.Prober.DeploymentID(r.Context(), upstream)
+	if err == nil && got != id {
+		err = fmt.Errorf("%w: the deployment behind the shared host, at %s, is %s, not %s", probe.ErrRefused, upstream, got, id)
 	}
-	switch {
-	case p.DeploymentID != want.DeploymentID:
-		return conflict("the probe listener at %s is of deployment %q, not %q", probeURL, p.DeploymentID, want.DeploymentID)
-	case p.Bucket != want.Bucket || p.Prefix != want.Prefix:
-		return conflict("the probe listener at %s stores under bucket %q prefix %q", probeURL, p.Bucket, p.Prefix)
-	case !maps.Equal(p.Nonces, nonces):
-		return conflict("the probe listener at %s does not read what was written to the cell's stores: it is of other stores, a copy perhaps", probeURL)
-	}
-	if upstream == "" {
-		return nil
-	}
-	id, err := h.cfg.Prober.MainPort(r.Context(), upstream)
-	if err != nil {
-		return probing(err)
-	}
-	if id != want.DeploymentID {
-		return conflict("the deployment behind the shared host, at %s, is %q, not %q", upstream, id, want.DeploymentID)
-	}
-	return nil
+	return probing(err)
 }
 
 // probing makes sure that a failed look is not taken for a change that may have been
 // made.
 func probing(err error) error {
-	if cells.AnswerOf(err) != nil {
+	if err == nil || cells.AnswerOf(err) != nil || errors.Is(err, probe.ErrRefused) || errors.Is(err, cells.ErrInvalid) {
 		return err
 	}
 	return &cells.Answer{Code: cells.CodeProbeUnreachable, Detail: err.Error(), Err: err}

@@ -10,6 +10,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/deploy"
 	"github.com/cloister-dev/cloister/guard/tenancy"
+	"github.com/cloister-dev/cloister/member/stores"
 )
 
 // Paths. Everything else below /cells/ is NOT_SERVED and never reaches a cell.
@@ -80,10 +81,10 @@ type Register struct {
 	ProbeURL string `json:"probe_url,omitempty"`
 	// Nonces that were written to the cell's stores, by their kinds; its probe listener
 	// must answer them.
-	Nonces map[string]string `json:"nonces"`
-	Found  deploy.Found      `json:"found"`
-	Bots   []deploy.Bot      `json:"bots,omitempty"`
-	Actor  string            `json:"actor,omitempty"`
+	Nonces map[stores.Kind]stores.Nonce `json:"nonces"`
+	Found  deploy.Found                 `json:"found"`
+	Bots   []deploy.Bot                 `json:"bots,omitempty"`
+	Actor  string                       `json:"actor,omitempty"`
 }
 
 // Limit closes, opens and bounds a cell. Absent members leave what is; PlacementsMax
@@ -150,9 +151,9 @@ type Config struct {
 // Addresses replaces a later cell's probe address, or brings the first cell's to this
 // router's configuration (ProbeURL is empty then). Nonces as for Register.
 type Addresses struct {
-	ProbeURL string            `json:"probe_url,omitempty"`
-	Nonces   map[string]string `json:"nonces"`
-	Actor    string            `json:"actor,omitempty"`
+	ProbeURL string                       `json:"probe_url,omitempty"`
+	Nonces   map[stores.Kind]stores.Nonce `json:"nonces"`
+	Actor    string                       `json:"actor,omitempty"`
 }
 
 // Repoint makes a placement follow a move, in a movable directory.

@@ -24,7 +24,7 @@ CREATE TABLE rollout_units (
     pos     BIGINT NOT NULL,
     unit    TEXT COLLATE "C" NOT NULL,
     wave    BIGINT NOT NULL,
-    home    TEXT NOT NULL,
+    home    TEXT COLLATE "C" NOT NULL,
     state   TEXT NOT NULL,
     reason  TEXT NOT NULL DEFAULT '',
     at      BIGINT NOT NULL DEFAULT 0, -- microseconds
@@ -36,10 +36,10 @@ CREATE INDEX rollout_units_state ON rollout_units (rollout, state, wave, pos);
 -- How requests went, by who measured: edges or cells. Counts of a process only grow;
 -- those of processes that are long gone are kept under the source ''.
 CREATE TABLE vitals (
-    measured TEXT NOT NULL,
+    measured TEXT COLLATE "C" NOT NULL,
     source   TEXT COLLATE "C" NOT NULL,
     cell     TEXT COLLATE "C" NOT NULL,
-    version  TEXT NOT NULL,
+    version  TEXT COLLATE "C" NOT NULL,
     requests BIGINT NOT NULL,
     at       BIGINT NOT NULL, -- microseconds
     doc      JSON NOT NULL,
