@@ -55,6 +55,7 @@ func (e *UnknownOutcomeError) Unwrap() error { return e.Err }
 type Client struct {
 	base       string
 	credential string
+	plain      bool // http to anywhere
 	http       *http.Client
 }
 
@@ -65,20 +66,33 @@ type Option func(*Client)
 // follow redirects or have a timeout.
 func WithHTTPClient(h *http.Client) Option { return func(c *Client) { c.http = h } }
 
+// WithPlainHTTP also takes http to any address: for callers inside a deployment's own
+// network whose credential is not an operator's.
+func WithPlainHTTP() Option { return func(c *Client) { c.plain = true } }
+
 // New returns a client of the operator listener at base: http(s)://host[:port],
 // without a path; http only for a loopback address. The error wraps
 // [cells.ErrInvalid] and never contains the credential.
 func New(base, credential string, opts ...Option) (*Client, error) {
-	b, err := checkBase(base)
-	if err != nil {
-		return nil, err
+	if credential == "" {
+		return nil, fmt.Errorf("%w: the credential is empty", cells.ErrInvalid)
 	}
-	if strings.ContainsAny(credential, " \t\r\n") || credential == "" {
-		return nil, fmt.Errorf("%w: the operator credential is empty or has white space", cells.ErrInvalid)
-	}
-	c := &Client{base: b, credential: credential}
+	return Anonymous(base, append([]Option{func(c *Client) { c.credential = credential }}, opts...)...)
+}
+
+// Anonymous returns a client that sends no credential, for what wants none. The error
+// wraps [cells.ErrInvalid].
+func Anonymous(base string, opts ...Option) (*Client, error) {
+	c := &Client{}
 	for _, o := range opts {
 		o(c)
+	}
+	var err error
+	if c.base, err = checkBase(base, c.plain || c.credential == ""); err != nil {
+		return nil, err
+	}
+	if strings.ContainsAny(c.credential, " \t\r\n") {
+		return nil, fmt.Errorf("%w: the credential has white space", cells.ErrInvalid)
 	}
 	if c.http == nil {
 		t := &http.Transport{ // no proxy: the credential goes to the directory and nowhere else
@@ -93,13 +107,13 @@ func New(base, credential string, opts ...Option) (*Client, error) {
 // CloseIdleConnections frees connections that are not in use.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
-func checkBase(base string) (string, error) {
+func checkBase(base string, plain bool) (string, error) {
 	u, err := url.Parse(base)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil ||
 		strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
 		return "", fmt.Errorf("%w: the directory's address is http(s)://host[:port], without a path", cells.ErrInvalid)
 	}
-	if u.Scheme == "http" && !loopback(u.Hostname()) {
+	if u.Scheme == "http" && !plain && !loopback(u.Hostname()) {
 		return "", fmt.Errorf("%w: the operator credential is sent over https, or over http to a loopback address; %q is neither",
 			cells.ErrInvalid, u.Host)
 	}
@@ -125,6 +139,20 @@ type request struct {
 func (r *request) changes() bool { return r.method != http.MethodGet }
 
 func (r *request) op() string { return r.method + " " + r.path }
+
+// Call is one call of an interface that keeps to this package's rules for errors: see
+// the package's documentation. Operation names it in an [UnknownOutcomeError].
+type Call struct {
+	Method, Path string
+	Query        url.Values
+	Body         any
+	Operation    string
+}
+
+// Do makes a call and decodes the answer into out. It returns the status.
+func (c *Client) Do(ctx context.Context, q Call, out any) (int, error) {
+	return c.call(ctx, request{method: q.Method, path: q.Path, query: q.Query, body: q.Body, operation: q.Operation}, out)
+}
 
 // call sends a request and decodes the answer into out. It returns the status.
 func (c *Client) call(ctx context.Context, r request, out any) (int, error) {
@@ -176,7 +204,9 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 	}
-	req.Header.Set("Authorization", "Bearer "+c.credential)
+	if c.credential != "" {
+		req.Header.Set("Authorization", "Bearer "+c.credential)
+	}
 	req.Header.Set("Accept", api.ContentJSON)
 	if body != nil {
 		req.Header.Set("Content-Type", api.ContentJSON)
