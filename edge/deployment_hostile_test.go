@@ -97,6 +97,15 @@ func TestForgedHosts(t *testing.T) {
 	}
 }
 
+// A client cannot have the router drop what it says of the client itself.
+func TestDroppedHeaders(t *testing.T) {
+	f := newFront(t, frontOptions{table: serving})
+	e := decode(t, f.raw("GET / HTTP/1.1\nHost: b.example.com\nConnection: X-Forwarded-For, X-Forwarded-Host, X-Forwarded-Proto, Host, close\nX-Forwarded-For: 6.6.6.6\n\n"))
+	if e.Host != bHost || e.Header.Get("X-Forwarded-For") != "127.0.0.1" || e.Header.Get("X-Forwarded-Host") != bHost || e.Header.Get("X-Forwarded-Proto") != "http" {
+		t.Errorf("%s %v", e.Host, e.Header)
+	}
+}
+
 // Over HTTP/2 the authority decides, whatever else is said.
 func TestForgedAuthority(t *testing.T) {
 	f := newFront(t, frontOptions{table: serving})
@@ -354,6 +363,13 @@ func TestExplainDeployment(t *testing.T) {
 		if got := fmt.Sprintf("%s %s %s %v", e.Cell, e.Rule, e.Answer, e.Upstreams); status != 200 || got != want {
 			t.Errorf("%s: %d %s, want %s", query, status, got, want)
 		}
+	}
+	f.must(f.http, "GET", "/", nil, host(bHost))
+	if n := f.metric(`cell_edge_rules_total{rule="host"}`); n != "1" {
+		t.Errorf("%s requests by host are counted", n)
+	}
+	if n := f.metric("cell_edge_table_problems"); n != "1" {
+		t.Errorf("%s problems are counted", n)
 	}
 	if _, status := ask("tenant=acme"); status != 400 {
 		t.Error("a tenant was explained:", status)

@@ -275,6 +275,9 @@ func TestDeploymentRules(t *testing.T) {
 				if got := where(a.Response); got != stage.want {
 					t.Errorf("%s: %s %s: %s, want %s", stage.name, name, c.path, got, stage.want)
 				}
+				if challenge := a.Header.Get("WWW-Authenticate"); (a.StatusCode == 401) != (challenge != "") {
+					t.Errorf("%s: %d with the challenge %q", c.path, a.StatusCode, challenge)
+				}
 				if code := a.code(); code != "" && a.StatusCode != code.HTTPStatus() {
 					t.Errorf("%s: %s: %d", c.path, code, a.StatusCode)
 				}

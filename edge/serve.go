@@ -199,6 +199,9 @@ func (x *exchange) refuse(a *cells.Answer) {
 		a.Revision, a.Age = d.Revision, d.Age
 	}
 	x.outcome, x.cause = string(a.Code), a
+	if a.Code == cells.CodeUnknownIssuer && !x.grpc {
+		x.rec.Header().Set("WWW-Authenticate", `Bearer error="invalid_token"`)
+	}
 	cells.WriteProblem(&x.rec, x.in, a)
 }
 

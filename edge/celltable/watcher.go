@@ -93,6 +93,8 @@ type Watcher struct {
 	stop context.CancelFunc
 	done chan struct{}
 
+	taking sync.Mutex // held while a table becomes the view
+
 	mu       sync.Mutex // guards what follows
 	changed  chan struct{}
 	reads    uint64
@@ -265,6 +267,8 @@ func (w *Watcher) take(table rules.Table, source string, age time.Duration) erro
 		return err
 	}
 	next := &view{table: table.Clone(), index: index, source: source, base: age}
+	w.taking.Lock()
+	defer w.taking.Unlock()
 	old := w.view.Load()
 	if old != nil {
 		if source == SourceSnapshot {
@@ -277,13 +281,7 @@ func (w *Watcher) take(table rules.Table, source string, age time.Duration) erro
 			return fmt.Errorf("%w: cell %s was serving and is not there", errAnother, lost)
 		}
 	}
-	if source == SourceSnapshot {
-		if !w.view.CompareAndSwap(nil, next) {
-			return nil
-		}
-	} else {
-		w.view.Store(next)
-	}
+	w.view.Store(next)
 	same := old != nil && reflect.DeepEqual(old.table, next.table)
 	if old == nil || !slices.Equal(old.index.Problems(), index.Problems()) {
 		for _, p := range index.Problems() {
