@@ -74,7 +74,8 @@ const (
 	UnitChanged UnitState = "CHANGED"
 	// UnitFailed: it has not got the new version; a resume tries again or leaves it.
 	UnitFailed UnitState = "FAILED"
-	// UnitLeft: it was left with the old version, as an operator said.
+	// UnitLeft: the tenant was left with the old version, as an operator said. (A cell
+	// that is to be left gets it back.)
 	UnitLeft UnitState = "LEFT"
 	// UnitGone: it is out of the rollout's hands: the tenant was deleted, or somebody
 	// moved it elsewhere.
@@ -108,7 +109,7 @@ func (s UnitState) May(to UnitState) bool {
 	case UnitChanged:
 		return to == UnitReturning || to == UnitGone
 	case UnitFailed:
-		return to == UnitPending || to == UnitLeft || to == UnitGone || to == UnitReturning
+		return to == UnitPending || to == UnitChanging || to == UnitLeft || to == UnitGone || to == UnitReturning
 	case UnitReturning:
 		return to == UnitReturned || to == UnitGone
 	}

@@ -53,7 +53,7 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 	if d.Versions == nil {
 		return 0, errNoVersions
 	}
-	list, err := d.units(ctx, UnitFilter{Rollout: r.ID, Wave: r.Wave, States: []api.UnitState{api.UnitPending, api.UnitChanging}})
+	list, err := d.units(ctx, UnitFilter{Rollout: r.ID, Wave: r.Wave, States: []api.UnitState{api.UnitPending, api.UnitChanging, api.UnitReturning}})
 	if err != nil {
 		return 0, err
 	}
@@ -68,6 +68,13 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 	busy := 0
 	for i := range list {
 		u := &list[i]
+		if u.State == api.UnitReturning { // it is to be left
+			ch, err := d.homewards(ctx, r, u)
+			if err != nil {
+				return 0, err
+			}
+			changes = append(changes, ch...)
+		}
 		if u.State != api.UnitChanging {
 			continue
 		}
@@ -109,14 +116,14 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 }
 
 // groups are the cells to compare: those that have the new version, and those that
-// nothing was begun with.
+// have the old one.
 func (d *Driver) groups(ctx context.Context, r *api.Rollout) (canary, baseline []cells.CellID, _ error) {
-	list, err := d.units(ctx, UnitFilter{Rollout: r.ID, States: []api.UnitState{api.UnitChanged, api.UnitPending}})
+	list, err := d.units(ctx, UnitFilter{Rollout: r.ID, States: []api.UnitState{api.UnitChanged, api.UnitPending, api.UnitReturned}})
 	for _, u := range list {
 		switch {
 		case u.State == api.UnitChanged:
 			canary = append(canary, cells.CellID(u.Unit))
-		case u.Wave > r.Wave:
+		case u.Wave > r.Wave || u.State == api.UnitReturned:
 			baseline = append(baseline, cells.CellID(u.Unit))
 		}
 	}
@@ -164,25 +171,35 @@ func (d *Driver) downgrade(ctx context.Context, r *api.Rollout) (time.Duration, 
 	}
 	var changes []UnitChange
 	for i := range list {
-		u := &list[i]
-		why, err := d.order(ctx, r, cells.CellID(u.Unit), u.Home)
+		ch, err := d.homewards(ctx, r, &list[i])
 		if err != nil {
 			return 0, err
 		}
-		done, shows, err := d.at(ctx, cells.CellID(u.Unit), u.Home)
-		switch {
-		case err != nil:
-			return 0, err
-		case done:
-			changes = append(changes, UnitChange{Unit: u.Unit, To: api.UnitReturned})
-		default:
-			if shows = brief(orElse(why, shows)); shows != u.Reason {
-				changes = append(changes, UnitChange{Unit: u.Unit, To: api.UnitReturning, Reason: shows})
-			}
-		}
+		changes = append(changes, ch...)
 	}
 	if len(changes) == 0 {
 		return lookCells, nil
 	}
 	return lookLeast, d.changeUnits(ctx, r, changes)
+}
+
+// homewards gives a cell the version back that it had, and says what that has made of
+// it.
+func (d *Driver) homewards(ctx context.Context, r *api.Rollout, u *api.RolloutUnit) ([]UnitChange, error) {
+	cell := cells.CellID(u.Unit)
+	why, err := d.order(ctx, r, cell, u.Home)
+	if err != nil {
+		return nil, err
+	}
+	done, shows, err := d.at(ctx, cell, u.Home)
+	if err != nil {
+		return nil, err
+	}
+	if done {
+		return []UnitChange{{Unit: u.Unit, To: api.UnitReturned}}, nil
+	}
+	if shows = brief(orElse(why, shows)); shows != u.Reason {
+		return []UnitChange{{Unit: u.Unit, To: api.UnitReturning, Reason: shows}}, nil
+	}
+	return nil, nil
 }

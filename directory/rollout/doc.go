@@ -22,9 +22,9 @@
 //	any       --abort---------> RETURNING --everything is back--> ABORTED
 //	any       --abort, keep---> what is under way ends --------> ABORTED
 //
-// Only a rollout of a single wave observes first: all others have something left of the
-// old version beside each wave but the last, which is compared with what was measured
-// beside the one before.
+// It observes before a last wave that nothing was compared before, as in a rollout of a
+// single wave: nothing is left of the old version then. Otherwise the last wave is
+// compared with what was measured beside the one before.
 //
 // Paused is not a state: it begins nothing and goes on to no other wave, in any state.
 // Health is judged all the same, and bad health ends the pause and returns the wave. A

@@ -206,8 +206,14 @@ func Order(ctx context.Context, s Store, id api.RolloutID, ev Event, skip bool, 
 		}
 		// Before the rollout goes on, so that it does not stop for them again.
 		to, reason := api.UnitPending, "to be tried again"
-		if skip {
+		byUpgrade := r.Settings.By == api.ByUpgrade // then some of its processes may have changed
+		switch {
+		case skip && byUpgrade:
+			to, reason = api.UnitReturning, "left by "+ev.Actor
+		case skip:
 			to, reason = api.UnitLeft, "left by "+ev.Actor
+		case byUpgrade:
+			to = api.UnitChanging
 		}
 		if r.State == api.RolloutChanging {
 			if _, err := s.MoveUnits(ctx, id, ev.At, r.Wave, r.Wave, []api.UnitState{api.UnitFailed}, to, reason); err != nil {

@@ -32,16 +32,17 @@ func (m machine) window(ev *Event, canary, baseline []cells.CellID) {
 }
 
 func (m machine) start(ev *Event) {
-	if len(m.Waves) > 1 {
-		m.enter(1, ev)
-		return
-	}
-	m.State = api.RolloutObserving
-	m.window(ev, nil, m.Old)
+	m.enter(1, ev)
 }
 
-// enter begins a wave.
+// enter begins a wave. Before a last one that nothing was compared before, the old
+// version is measured: nothing of it will be left.
 func (m machine) enter(wave int, ev *Event) {
+	if wave == len(m.Waves) && m.Reference == nil {
+		m.State = api.RolloutObserving
+		m.window(ev, nil, m.Old)
+		return
+	}
 	m.State, m.Wave, m.Window = api.RolloutChanging, wave, nil
 	m.Current().StartedAt = ev.At
 	if m.byMove() {
@@ -73,9 +74,9 @@ func Compare(r *api.Rollout, t Totals) []Comparison {
 		c := Comparison{By: by, Canary: t.of(by, r.Window.Canary).Minus(mark.Canary), Baseline: t.of(by, r.Window.Baseline).Minus(mark.Baseline), Before: r.Spent[by]}
 		if r.State == api.RolloutBaking && r.Wave >= len(r.Waves) && c.Baseline.Requests < r.Settings.Health.MinRequests && r.Reference != nil {
 			if ref, ok := r.Reference.Counts[by]; ok {
-				c.Baseline, c.Reference = ref, "before the first wave"
+				c.Baseline, c.Reference = ref, "before anything had changed"
 				if r.Reference.Wave > 0 {
-					c.Reference = fmt.Sprintf("while wave %d was compared", r.Reference.Wave)
+					c.Reference = fmt.Sprintf("with wave %d", r.Reference.Wave)
 				}
 			}
 		}
@@ -178,8 +179,9 @@ func (m machine) observed(ev *Event) error {
 	}
 	switch {
 	case enough:
+		ref.Wave = m.Wave
 		m.Reference = ref
-		m.enter(1, ev)
+		m.enter(m.Wave+1, ev)
 		return nil
 	case m.impatient(m.Window.Since.Add(m.Settings.Bake), ev.At):
 		m.hold(fmt.Sprintf("the old version has too few requests to compare with: fewer than %d", rule.MinRequests))
@@ -232,7 +234,7 @@ func (m machine) stalled(ev *Event) error {
 
 func (m machine) settled(ev *Event) error {
 	w := m.Current()
-	if m.State != api.RolloutChanging || m.Campaign != "" || w.Counts.Pending+w.Counts.Changing > 0 {
+	if m.State != api.RolloutChanging || m.Campaign != "" || w.Counts.Pending+w.Counts.Changing+w.Counts.Returning > 0 {
 		return refused("wave %d is not through", m.Wave)
 	}
 	if m.Paused {
