@@ -101,6 +101,14 @@
 // rollback gives up those that are not decided. Clocks decide when moves begin
 // (windows, pace), and nothing else.
 //
+// # Rollouts
+//
+// A rollout brings a new version to cells or tenants in waves; package
+// directory/rollout has its states, its rule of health and its driver. This package
+// gives the driver campaigns to move tenants by, specs to upgrade cells by, and the
+// totals of what edges and cells report about their requests, which are kept in the
+// store so that any directory can go on.
+//
 // # Failures
 //
 // Store down: heartbeats, routes and topology go on from memory; every change

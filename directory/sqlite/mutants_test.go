@@ -60,6 +60,7 @@ func (r *recorder) run(c directorytest.Case, h directorytest.Harness) []string {
 }
 
 type mutant struct {
+	folded bool // counts were folded
 	directory.Store
 	name string
 }
@@ -377,6 +378,13 @@ func TestSuiteKillsMutants(t *testing.T) {
 		"results look at no moves":             "CampaignMovesOnce",
 		"edits keep what was planned":          "CampaignEdits",
 		"campaigns are taken from the living":  "CampaignTakeover",
+		"rollouts are made again":              "RolloutLifecycle",
+		"rollouts hold no cells":               "RolloutHoldsCells",
+		"units become anything":                "RolloutUnits",
+		"newcomers come twice":                 "RolloutUnits",
+		"rollouts are taken from the living":   "RolloutTakeover",
+		"counts are added up":                  "VitalsOnlyGrow",
+		"folding forgets":                      "VitalsOnlyGrow",
 		"measures are the last":                "FactsOfTenants",
 		"members beat once":                    "MembersBeat",
 		"budgets are lost":                     "BudgetsAreAtomic",

@@ -34,6 +34,8 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 	fs.StringVar(&o.publish.keyFile, "publish-key-file", "", "file with what --publish needs: webhook keys, one a line (whsec_..., whsk_...); NATS credentials; Kafka's user and password in two lines")
 	fs.StringVar(&o.publish.caFile, "publish-ca-file", "", "file with the certificates that the broker's is checked against; default: the system's")
 	fs.BoolVar(&o.publish.publicOnly, "publish-public-only", false, "refuse webhooks to addresses that are not public")
+	fs.Float64Var(&o.fault.percent, "fault-percent", 0, "for rehearsals of rollouts: fail so many percent of requests with 500, before anything of them has run")
+	fs.DurationVar(&o.fault.delay, "fault-delay", 0, "for rehearsals of rollouts: answer each request so much later")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "usage: memory [flags]\n\nServe the agent-memory API. With CELL_ variables in the environment it is a process of\nthat cell; without them an ordinary service, with the tenant in the X-Tenant header.\n\n")
@@ -47,6 +49,10 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 	}
 	if fs.NArg() > 0 || (o.store != "sqlite" && o.store != "postgres") {
 		fmt.Fprintln(stderr, "memory: --store is sqlite or postgres, and there are no arguments; see --help")
+		return 2
+	}
+	if !(o.fault.percent >= 0 && o.fault.percent <= 100) || o.fault.delay < 0 {
+		fmt.Fprintln(stderr, "memory: --fault-percent is 0 to 100, and --fault-delay is not negative")
 		return 2
 	}
 	level := slog.LevelInfo
@@ -64,6 +70,7 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 type options struct {
 	listen, admin, store, dsn string
 	publish                   publishing
+	fault                     faults
 	verbose                   bool
 }
 
@@ -113,7 +120,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	api := memory.New(store, memory.Options{Log: log}).Handler()
+	api := o.fault.around(memory.New(store, memory.Options{Log: log}).Handler())
 	// First nobody is sent here any more, then what runs ends, then the member does.
 	err = o.serve(ctx, ln, m.Handler(api), m.HealthHandler(), metrics, m.Retire)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
