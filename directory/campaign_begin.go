@@ -153,6 +153,9 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 		UndoWindow: s.exec.undoWindow(&api.MoveRequest{UndoWindow: c.Settings.Undo(), Undo: undoes != ""}), Undoes: undoes,
 		Driver: s.instance, CreatedAt: now, UpdatedAt: now,
 	}
+	if c.Counts.Total > 1 {
+		m.Group = api.ItemGroup(r.id, it.Pos)
+	}
 	e := r.audit("move.create", c.RunBy)
 	e.Tenant, e.Cell, e.Move = m.Tenant, m.To, m.ID
 	e.Detail = detail(map[string]any{"from": m.From, "to": m.To, "force": m.Force, "campaign": r.id})

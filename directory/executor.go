@@ -280,7 +280,8 @@ func (e *executor) round(ctx context.Context, t *tracker) (done bool, _ error) {
 			return false, err
 		}
 	}
-	res, err := e.act(e.throttled(ctx, m.Throttle), t, &m, &row)
+	acting := transfer.ContextWithGroup(e.throttled(ctx, m.Throttle), transfer.GroupID(m.Group))
+	res, err := e.act(acting, t, &m, &row)
 	var refused error
 	switch {
 	case ctx.Err() != nil:

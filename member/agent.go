@@ -284,30 +284,29 @@ func (m *Member) fence(ctx context.Context, op string, o cells.FenceOrder) error
 	}
 	m.metrics.fenced("directory", op, err)
 	if err == nil && op == "open" && o.Move != "" {
-		m.sweep(s)
+		m.sweep(s, o.Tenant)
 	}
 	return err
 }
 
 // sweeper is an agent that frees what moves that are over have left.
 type sweeper interface {
-	Sweep(ctx context.Context) error
+	SweepTenant(ctx context.Context, tenant cells.TenantID) error
 }
 
-// sweep frees, beside the order that has opened a fence, what the move held here: a
-// source whose move was rolled back is told in no other way, and a capture must not
-// hold its log longer than it has to. It is called by an order.
-func (m *Member) sweep(s *Store) {
+// sweep frees, beside the order that has opened a tenant's fence, what its moves held
+// here: a source whose move was rolled back is told in no other way, and a capture must
+// not hold its log longer than it has to. It is called by an order. What other tenants'
+// moves have left is found by the agent's own rounds.
+func (m *Member) sweep(s *Store, tenant cells.TenantID) {
 	a, ok := s.Agent.(sweeper)
 	if !ok {
 		return
 	}
 	m.wg.Go(func() {
-		m.sweeping.Lock()
-		defer m.sweeping.Unlock()
 		ctx, cancel := context.WithTimeout(m.life, 30*time.Second)
 		defer cancel()
-		if err := a.Sweep(ctx); err != nil && m.life.Err() == nil {
+		if err := a.SweepTenant(ctx, tenant); err != nil && m.life.Err() == nil {
 			m.log.Info("member: what a move has left is not freed yet; it is tried again", "err", err)
 		}
 	})
@@ -376,7 +375,8 @@ func (m *Member) prepare(ctx context.Context, o MoveOrder, progress func(cells.P
 		return nil, err
 	}
 	defer done()
-	return a.Prepare(transfer.ContextWithLimits(transfer.ContextWithRate(ctx, o.RowsPerSecond), o.Limits), o.Move, src, progress)
+	ctx = transfer.ContextWithGroup(transfer.ContextWithRate(ctx, o.RowsPerSecond), o.Group)
+	return a.Prepare(transfer.ContextWithLimits(ctx, o.Limits), o.Move, src, progress)
 }
 
 func (m *Member) finish(ctx context.Context, o MoveOrder, progress func(cells.Progress)) (any, error) {
@@ -405,6 +405,11 @@ func (m *Member) moveStep(o MoveOrder) (a transfer.Agent, src transfer.Source, d
 	}
 	if err = o.Limits.Validate(); err != nil {
 		return nil, nil, nil, err
+	}
+	if o.Group != "" {
+		if err = o.Group.Validate(); err != nil {
+			return nil, nil, nil, err
+		}
 	}
 	src, done, err = m.remoteSource(o)
 	return a, src, done, err

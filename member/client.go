@@ -9,7 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
+	"hash/fnv"
 	"io"
 	"log/slog"
 	"net/http"
@@ -35,7 +35,9 @@ type Locate func(ctx context.Context, cell cells.CellID) ([]Heartbeat, error)
 //
 // Orders to a cell's database go to one of its live processes, and to the next
 // one when that cannot be reached or is leaving: all of them are idempotent. A move's
-// steps go to the same process while that lives. For a cell whose processes all
+// steps go to the same process while that lives; rows of all moves between two cells are
+// read from the same process of the source, which reads the log once for those of a
+// group. For a cell whose processes all
 // report no engine (stateless) there is nothing to fence or to move, and those
 // orders do nothing.
 //
@@ -48,7 +50,6 @@ type AgentClient struct {
 	rate    int
 	limits  transfer.Limits
 	log     *slog.Logger
-	seed    maphash.Seed
 
 	mu      sync.Mutex // guards clients
 	clients map[cells.CellID]*http.Client
@@ -78,8 +79,7 @@ func WithClientLogger(l *slog.Logger) ClientOption { return func(c *AgentClient)
 // NewAgentClient returns a client that finds agents by locate.
 // CloseIdleConnections frees what it keeps.
 func NewAgentClient(ch *channel.Channel, locate Locate, opts ...ClientOption) *AgentClient {
-	c := &AgentClient{channel: ch, locate: locate, log: slog.New(slog.DiscardHandler), seed: maphash.MakeSeed(),
-		clients: make(map[cells.CellID]*http.Client)}
+	c := &AgentClient{channel: ch, locate: locate, log: slog.New(slog.DiscardHandler), clients: make(map[cells.CellID]*http.Client)}
 	for _, o := range opts {
 		o(c)
 	}
@@ -126,7 +126,12 @@ func (c *AgentClient) live(ctx context.Context, cell cells.CellID, key string) (
 			out = append(out, h)
 		}
 	}
-	rank := func(h Heartbeat) uint64 { return maphash.String(c.seed, h.Instance+"\x00"+key) }
+	// The same for every client: drivers of moves between the same cells agree.
+	rank := func(h Heartbeat) uint64 {
+		f := fnv.New64a()
+		_, _ = io.WriteString(f, h.Instance+"\x00"+key)
+		return f.Sum64()
+	}
 	slices.SortFunc(out, func(a, b Heartbeat) int {
 		if a.Ready != b.Ready {
 			if a.Ready {

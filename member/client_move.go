@@ -97,7 +97,7 @@ func (c *AgentClient) drainOne(ctx context.Context, h Heartbeat, route cells.Ten
 // sides looks at the two cells of a move: whether there are rows to move at all.
 // It fails when only one of them keeps state.
 func (c *AgentClient) sides(ctx context.Context, m cells.MoveRef) (none bool, sources []string, err error) {
-	src, err := c.live(ctx, m.Source, string(m.ID))
+	src, err := c.live(ctx, m.Source, string(m.Source+">"+m.Target))
 	if err != nil {
 		return false, nil, err
 	}
@@ -180,7 +180,7 @@ func (c *AgentClient) moveStep(ctx context.Context, path string, m cells.MoveRef
 	if err != nil || none {
 		return err
 	}
-	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rateOf(ctx), Limits: c.limits}
+	o := MoveOrder{Move: m, Sources: sources, RowsPerSecond: c.rateOf(ctx), Limits: c.limits, Group: transfer.GroupOf(ctx)}
 	if l, ok := transfer.LimitsOf(ctx); ok {
 		o.Limits = l
 	}

@@ -49,8 +49,6 @@ type Member struct {
 	life context.Context // ends at Close, with errLeaving as its cause
 	end  context.CancelCauseFunc
 	wg   sync.WaitGroup
-	// sweeping is held while the agent sweeps.
-	sweeping sync.Mutex
 	// beating is the beat loop alone: the farewell comes after the last heartbeat.
 	beating sync.WaitGroup
 

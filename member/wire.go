@@ -135,6 +135,8 @@ type MoveOrder struct {
 	RowsPerSecond int `json:"rows_per_second,omitempty"`
 	// Limits bound what the move may cost both cells.
 	Limits transfer.Limits `json:"limits,omitzero"`
+	// Group is that of the moves which may share what they need; "" is none.
+	Group transfer.GroupID `json:"group,omitempty"`
 }
 
 // FinishReply is the result of PathFinish.

@@ -94,6 +94,15 @@ func (v *Mover) Holdings(ctx context.Context, limit int) ([]Holding, error) {
 	return v.sink.Holdings(ctx, limit)
 }
 
+// SweepTenant is Sweep for one tenant: it costs what that tenant's moves have left, however
+// many others there are.
+func (v *Mover) SweepTenant(ctx context.Context, tenant cells.TenantID) error {
+	if err := tenant.Validate(); err != nil {
+		return err
+	}
+	return v.sink.SweepTenant(ctx, tenant)
+}
+
 // Run sweeps every minute until ctx ends; the error is ctx's cause. One process
 // of a cell is enough, several do no harm.
 func (v *Mover) Run(ctx context.Context) error {

@@ -42,6 +42,8 @@ type Sink interface {
 	// Holdings names tenants that have rows in the listed tables, the guard's own
 	// included, at most limit of each table: what nobody may throw away with the store.
 	Holdings(ctx context.Context, limit int) ([]Holding, error)
+	// SweepTenant is Sweep for what one tenant's moves have left, but for the limits.
+	SweepTenant(ctx context.Context, tenant cells.TenantID) error
 	// ReplicaLag is how far the slowest standby of the server is behind; 0 without one,
 	// or if the agent may not see it.
 	ReplicaLag(ctx context.Context) (time.Duration, error)

@@ -343,6 +343,13 @@ func ItemMove(c CampaignID, pos int64, attempt int) cells.MoveID {
 	return cells.MoveID(fmt.Sprintf("%s.%d.%d", c, pos, attempt))
 }
 
+// groupItems is how many items of a campaign are in one group: cells bound their groups.
+const groupItems = 500
+
+// ItemGroup is the group of an item's move: moves of one group between the same two cells
+// share what they need there.
+func ItemGroup(c CampaignID, pos int64) string { return fmt.Sprintf("%s.g%d", c, (pos-1)/groupItems) }
+
 // CampaignList answers GET PathCampaigns, newest first.
 type CampaignList struct {
 	Campaigns []Campaign `json:"campaigns"`

@@ -174,6 +174,9 @@ type Move struct {
 	// Campaign that the move is made for, and the number of its item; "" is none.
 	Campaign CampaignID `json:"campaign,omitempty"`
 	Item     int64      `json:"item,omitempty"`
+	// Group is what the move's cells know the moves by that share what they need between
+	// the same two cells; "" is none.
+	Group string `json:"group,omitempty"`
 	// Reason says why the move was refused or rolled back.
 	Reason string `json:"reason,omitempty"`
 	// Cancel is set when a rollback was asked for before the move began.

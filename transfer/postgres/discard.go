@@ -180,7 +180,23 @@ func (s *Store) forget(ctx context.Context, tx pgx.Tx, move cells.MoveID) error 
 
 // Sweep implements transfer.Sink.
 func (s *Store) Sweep(ctx context.Context) error {
-	rows, err := s.pool.Query(ctx, s.q("SELECT move, tenant, base, role = $1, NOT released FROM @s.transfer_capture UNION SELECT move, tenant, base, false, false FROM @s.transfer_import"), roleBack)
+	return errors.Join(s.sweepAll(ctx, nil), s.spent(ctx), s.sweepGroups(ctx))
+}
+
+// SweepTenant implements transfer.Sink.
+func (s *Store) SweepTenant(ctx context.Context, tenant cells.TenantID) error {
+	t := string(tenant)
+	return s.sweepAll(ctx, &t)
+}
+
+// sweepAll sweeps what the moves of a tenant, nil: of all, have left.
+func (s *Store) sweepAll(ctx context.Context, tenant *string) error {
+	which := ""
+	args := []any{roleBack}
+	if tenant != nil {
+		which, args = " WHERE tenant = $2", append(args, *tenant)
+	}
+	rows, err := s.pool.Query(ctx, s.q("SELECT move, tenant, base, role = $1, NOT released FROM @s.transfer_capture"+which+" UNION SELECT move, tenant, base, false, false FROM @s.transfer_import"+which), args...)
 	if err != nil {
 		return translate(err)
 	}
@@ -210,7 +226,7 @@ func (s *Store) Sweep(ctx context.Context) error {
 		}
 		err = errors.Join(err, s.sweep(ctx, cells.MoveID(k.Move), k.Back))
 	}
-	return errors.Join(err, s.spent(ctx), s.sweepGroups(ctx))
+	return err
 }
 
 // sweep forgets a move that is over, but not the way back that has its id.

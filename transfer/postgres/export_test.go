@@ -8,5 +8,17 @@ import "time"
 // would leave something behind; an error ends the step there.
 func (s *Store) Faults(f func(point string) error) { s.faults = f }
 
+// Stall sets from when on a member holds up its group.
+func (s *Store) Stall(bytes uint64, after time.Duration) {
+	s.stall = stallBounds{bytes: bytes, move: after, back: after}
+}
+
+// Reads reports whether this store reads for a group.
+func (s *Store) Reads() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.hubs) > 0
+}
+
 // Patience sets from when on an open transaction is named by Check.
 func (s *Store) Patience(d time.Duration) { s.patience = d }

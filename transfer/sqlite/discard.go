@@ -160,6 +160,16 @@ func (s *Store) forget(ctx context.Context, tx *sql.Tx, move cells.MoveID) error
 
 // Sweep implements transfer.Sink.
 func (s *Store) Sweep(ctx context.Context) error {
+	return errors.Join(s.sweepAll(ctx, ""), s.spent(ctx), s.trim(ctx))
+}
+
+// SweepTenant implements transfer.Sink.
+func (s *Store) SweepTenant(ctx context.Context, tenant cells.TenantID) error {
+	return errors.Join(s.sweepAll(ctx, tenant), s.trim(ctx))
+}
+
+// sweepAll sweeps what the moves of a tenant, "": of all, have left.
+func (s *Store) sweepAll(ctx context.Context, tenant cells.TenantID) error {
 	type known struct {
 		move   cells.MoveID
 		tenant cells.TenantID
@@ -169,8 +179,8 @@ func (s *Store) Sweep(ctx context.Context) error {
 	}
 	var all []known
 	err := s.reading(ctx, func(tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, `SELECT move, tenant, base, role = ?, NOT released FROM cell_transfer_capture
-			UNION SELECT move, tenant, base, 0, 0 FROM cell_transfer_import`, roleBack)
+		rows, err := tx.QueryContext(ctx, `SELECT move, tenant, base, role = ?1, NOT released FROM cell_transfer_capture WHERE ?2 IN ('', tenant)
+			UNION SELECT move, tenant, base, 0, 0 FROM cell_transfer_import WHERE ?2 IN ('', tenant)`, roleBack, string(tenant))
 		if err != nil {
 			return err
 		}
@@ -202,7 +212,7 @@ func (s *Store) Sweep(ctx context.Context) error {
 		}
 		err = errors.Join(err, s.tx(ctx, func(tx *sql.Tx) error { return s.sweep(ctx, tx, k.move, k.back) }))
 	}
-	return errors.Join(err, s.spent(ctx), s.trim(ctx))
+	return err
 }
 
 // sweep forgets a move that is over, but not the way back that has its id.

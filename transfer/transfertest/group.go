@@ -172,7 +172,9 @@ func testGroupRolledBack(tb TB, h Harness) {
 	c.loads[1].end()
 	c.w.must(c.w.a.Keeper().OpenFence(ctx, cells.FenceOrder{Cell: m.Source, Tenant: m.Tenant, Epoch: m.OpenEpoch(), Floor: m.Base, Move: m.ID}))
 	c.w.must(v.Discard(ctx, m.Tenant, cells.Residue{Cell: c.w.b.ID(), Epoch: m.OpenEpoch(), Move: m.ID}, nil))
-	c.w.sweep()
+	c.w.must(h.agent(tb, c.w.a).SweepTenant(ctx, c.each[0].tenant)) // another one's move goes on
+	c.shared(0, 3)
+	c.w.must(h.agent(tb, c.w.a).SweepTenant(ctx, m.Tenant))
 	c.slots(c.w.a, 1)
 	c.shared(0, 2)
 	if d := c.each[1].dump(c.w.b); len(d) > 0 {

@@ -81,6 +81,10 @@ func Mutants(t *testing.T, h Harness) {
 			h.source = func(s transfer.Source) transfer.Source { return slowest{s, turn} }
 			return h
 		}, []string{"group, one stalls"}},
+		{"sweeps no tenant", func(h Harness) Harness {
+			h.sink = func(s transfer.Sink) transfer.Sink { return neverSweeps{s} }
+			return h
+		}, []string{"group, one rolled back"}},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			broken := m.h(h)
@@ -231,6 +235,8 @@ func (neverChecks) Check(context.Context, cells.MoveRef, transfer.Limits) (trans
 type neverSweeps struct{ transfer.Sink }
 
 func (neverSweeps) Sweep(context.Context) error { return nil }
+
+func (neverSweeps) SweepTenant(context.Context, cells.TenantID) error { return nil }
 
 // neverReleases leaves captures as they are.
 type neverReleases struct{ transfer.Source }

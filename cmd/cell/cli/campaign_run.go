@@ -130,6 +130,13 @@ func printCampaign(w io.Writer, c *api.Campaign) error {
 		fmt.Fprintf(w, " (%s)", zone)
 	}
 	fmt.Fprintf(w, ", stops after %s\n", s.StopAfter)
+	if n := c.Counts.Total; n > 1 {
+		first, last := api.ItemGroup(c.ID, 1), api.ItemGroup(c.ID, max(c.NextPos, 1))
+		if first != last {
+			first += " to " + last
+		}
+		fmt.Fprintf(w, "  group      %s: its moves between the same two cells share slots and snapshots\n", first)
+	}
 	for i, st := range c.Stays {
 		if i == 10 {
 			break

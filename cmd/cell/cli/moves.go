@@ -269,6 +269,9 @@ func printMove(w io.Writer, m api.Move) error {
 	if m.Rows > 0 {
 		fmt.Fprintf(w, "  copied     %d rows, %s\n", m.Rows, size(m.Bytes))
 	}
+	if m.Group != "" {
+		fmt.Fprintf(w, "  group      %s (shares slots and snapshots with the campaign's other moves from %s to %s)\n", m.Group, m.From, m.To)
+	}
 	if m.Undoes != "" {
 		fmt.Fprintf(w, "  undoes     %s\n", m.Undoes)
 	}
