@@ -139,6 +139,18 @@ func TestCampaign(t *testing.T) {
 		t.Errorf("done %+v", c)
 	}
 	d.whole(c.ID)
+	// Its moves are one group to the cells.
+	for _, it := range d.items(c.ID) {
+		m, err := d.cl.MoveByID(ctxOf(t), it.Move)
+		if err != nil || m.Group != string(c.ID)+".g0" {
+			t.Errorf("move %s is of group %q, %v", it.Move, m.Group, err)
+		}
+		d.state.far.set(func() {
+			if got := d.state.far.groups[it.Move]; string(got) != m.Group {
+				t.Errorf("the cells of move %s were told group %q", it.Move, got)
+			}
+		})
+	}
 	eventually(t, "the ledger is right", func() bool { return d.tenants("a") == 3 && d.tenants("b") == 3 && d.tenants("c") == 3 })
 	// The moves are those of whoever ran it; every step has its entry.
 	audit, err := d.cl.Audit(ctxOf(t), client.AuditQuery{Limit: 1000})

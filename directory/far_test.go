@@ -36,13 +36,15 @@ type far struct {
 	pauses int64
 	// throttles are what the contexts of Prepare and Discard asked for.
 	throttles []string
+	// groups are those that the contexts of Prepare named, by move.
+	groups map[cells.MoveID]transfer.GroupID
 	// broken are the violations that were seen.
 	broken []string
 }
 
 func newFar() *far {
 	return &far{fences: map[place]*fence{}, rows: map[place]int64{}, down: map[cells.CellID]bool{}, fail: map[string]int{},
-		block: map[string]chan struct{}{}, calls: map[string]int{}}
+		block: map[string]chan struct{}{}, calls: map[string]int{}, groups: map[cells.MoveID]transfer.GroupID{}}
 }
 
 func (f *far) set(fn func()) {
@@ -161,6 +163,7 @@ func (f *far) throttled(ctx context.Context, step string) {
 
 func (f *far) Prepare(ctx context.Context, m cells.MoveRef, progress func(cells.Progress)) (cells.Prediction, error) {
 	f.throttled(ctx, "prepare")
+	f.set(func() { f.groups[m.ID] = transfer.GroupOf(ctx) })
 	n := int64(f.get(func() int { return int(f.rows[place{m.Source, m.Tenant}]) }))
 	progress(cells.Progress{Phase: "snapshot", Done: n / 2, Total: n, Bytes: 50 * n})
 	if err := f.enter(ctx, "Prepare", m.Source, m.Target); err != nil {

@@ -75,6 +75,12 @@
 // from beyond the row filter, or moved from a key behind After to one before it), the
 // key is noted, and the row is fetched from the next view, at its position.
 //
+// # Groups
+//
+// Moves that are prepared with a group in their context ([ContextWithGroup]) may be
+// captured together, where a store has something to share. Nothing else of a move changes:
+// it has its own import, fence, mark and comparison, and ends when it ends.
+//
 // # Comparing
 //
 // All rows are compared once, after the copy, at the copy's view. From then on the

@@ -21,6 +21,37 @@
 // Check tells how much log the server keeps for the slot. Sweep ends captures for which
 // it is more than the move's limit.
 //
+// # Groups
+//
+// Moves of a group ([transfer.GroupID]) between the same two cells share one slot and one
+// publication, whose row filters list their tenants. Their rows in transfer_capture name
+// the row of transfer_group; both are there before the slot is. The last member that is
+// released takes slot, publication and row along; Sweep does it for who was killed.
+//
+// A move joins at any time. First its row is written, so that nothing is forgotten that it
+// may need; then the filters are altered; then a slot is made, and its consistent point is
+// where the member begins: whatever was open when the filters changed has ended before. The
+// snapshot of that point is exported for the first views of all that join at the same time.
+// The slot is the group's own for the first members and a temporary one for later ones.
+//
+// A hub reads the group's slot, decodes once and hands out by tenant; there is one in one
+// process. It keeps for each member what it has not read, within bounds: who comes late or
+// goes back is read for anew, from what the slot still has. That is everything behind the
+// least position that any member has applied, which is what the server is told. What members
+// have applied is kept in their rows for the next hub, in this process or another.
+//
+// A member that holds up the others (it does not read, or too slowly) is detached: the
+// group's slot is copied for it, and it reads that alone, through the group's publication.
+// So does a member that is asked of a process while another one reads, if the one that
+// reads cannot be asked ([transfer.ErrElsewhere], [transfer.ContextAlone]). A group that is
+// full, whose slot is gone, or whose tenants cannot be told apart by text is not joined: the
+// move is captured alone.
+//
+//	reader killed     -> the slot is free: the next process that is asked opens a hub
+//	member lost       -> its own row: rolled back, undone or swept, the others go on
+//	slot lost         -> each member begins anew, once, with a slot of its own
+//	killed in joining -> a row without a position holds the slot until its move goes on or ends
+//
 // # Views and positions
 //
 // A position is an LSN. A view is made by a temporary logical slot: the server

@@ -33,6 +33,10 @@
 // row with the same unique value may be another tenant's. The position is only
 // moved with the last piece.
 //
+// There is one log, and its entries name the tenant: each move reads its own tenant's by
+// an index, and what the log holds goes as soon as nobody needs it. Moves of a group
+// ([transfer.GroupID]) therefore have nothing more to share, and a group does nothing.
+//
 // # Views
 //
 // A view is a read transaction of WAL mode. It never blocks a writer, and keeps
