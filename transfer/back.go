@@ -132,7 +132,7 @@ func (p *preparing) compareAll(ctx context.Context) error {
 // keep begins the way back in this store, before the cut: making it may have to
 // wait for other transactions, which nobody may be made to wait for in the cut.
 func (p *preparing) keep(ctx context.Context) error {
-	if _, err := p.v.source.Begin(ctx, p.m.Back()); err != nil {
+	if _, err := p.v.source.Begin(ContextWithoutView(ctx), p.m.Back()); err != nil {
 		return fmt.Errorf("the way back of move %s cannot be begun at %s (move without an undo window, or mend this): %w", p.m.ID, p.m.Target, err)
 	}
 	return p.v.o.fault("kept")

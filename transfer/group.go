@@ -50,6 +50,20 @@ func GroupOf(ctx context.Context) GroupID {
 	return g
 }
 
+type viewlessKey struct{}
+
+// ContextWithoutView tells Source.Begin that no View follows soon: a way back is begun
+// when its rows are there already. Nothing is kept open for one.
+func ContextWithoutView(ctx context.Context) context.Context {
+	return context.WithValue(ctx, viewlessKey{}, true)
+}
+
+// Viewless reports whether [ContextWithoutView] was called.
+func Viewless(ctx context.Context) bool {
+	viewless, _ := ctx.Value(viewlessKey{}).(bool)
+	return viewless
+}
+
 type aloneKey struct{}
 
 // ContextAlone lets Source.Changes take a member out of its group, with a slot of its

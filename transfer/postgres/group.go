@@ -50,6 +50,7 @@ type joiner struct {
 	m     cells.MoveRef
 	cat   *catalog
 	shape string
+	view  bool // a view follows
 	done  chan struct{}
 	at    pglogrepl.LSN
 	err   error
@@ -63,7 +64,7 @@ func (s *Store) join(ctx context.Context, conn *pgxpool.Conn, g transfer.GroupID
 		return "", err
 	}
 	id := groupID(g, m)
-	j := &joiner{m: m, cat: cat, shape: shape, done: make(chan struct{})}
+	j := &joiner{m: m, cat: cat, shape: shape, view: !transfer.Viewless(ctx), done: make(chan struct{})}
 	s.mu.Lock()
 	q := s.joins[id]
 	if q == nil {
@@ -161,10 +162,13 @@ func (s *Store) letIn(ctx context.Context, conn *pgxpool.Conn, id string, all []
 		if err != nil {
 			return err
 		}
+		var viewers []cells.MoveID
 		for _, j := range in {
-			j.at = e.at
+			if j.at = e.at; j.view {
+				viewers = append(viewers, j.m.ID)
+			}
 		}
-		s.share(e, moves)
+		s.share(e, viewers)
 		if h == nil {
 			// Now, so that members do not wait for those that join next. Who reads tries again.
 			_, _ = s.openHub(ctx, conn, id, in[0].m.Source)

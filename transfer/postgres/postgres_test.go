@@ -236,6 +236,12 @@ func (c *cell) Slots(ctx context.Context) (n int, err error) {
 	return n, err
 }
 
+// Temporary implements transfertest.Sharer.
+func (c *cell) Temporary(ctx context.Context) (n int, err error) {
+	err = c.pool.QueryRow(ctx, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND temporary").Scan(&n)
+	return n, err
+}
+
 func (c *cell) Leftovers(ctx context.Context) ([]string, error) {
 	var out []string
 	for what, q := range map[string]string{

@@ -64,6 +64,10 @@ func (e *exported) first() string { return "SET TRANSACTION SNAPSHOT " + literal
 
 // share keeps the snapshot for the first view of each of the moves.
 func (s *Store) share(e *exported, moves []cells.MoveID) {
+	if len(moves) == 0 {
+		hangUp(e.repl)
+		return
+	}
 	e.users = len(moves)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -20,6 +20,8 @@ import (
 type Sharer interface {
 	// Slots is how many captures of changes the database holds for all moves.
 	Slots(ctx context.Context) (int, error)
+	// Temporary is how many it holds besides, for as long as a view is made.
+	Temporary(ctx context.Context) (int, error)
 }
 
 const group = transfer.GroupID("campaign-1")
@@ -274,6 +276,13 @@ func testGroupWindows(tb TB, h Harness) {
 		w.commit(kept(i))
 	}
 	c.slots(c.w.b, 1)
+	if s, ok := c.w.b.(Sharer); ok {
+		waitFor(tb, "no slot but that of the ways back at the owner", func() (bool, string) {
+			n, err := s.Temporary(ctx)
+			c.w.must(err)
+			return n == 0, fmt.Sprintf("%d temporary ones", n)
+		})
+	}
 	src := c.w.src(c.w.b)
 	write := func(i, n int) {
 		w := c.each[i]
