@@ -21,7 +21,7 @@ type viewer struct {
 
 func (v viewer) Read(context.Context) (deploy.View, error) { return v.view, v.err }
 
-func TestDirectory(t *testing.T) {
+func TestDeployments(t *testing.T) {
 	accepts := func(issuers ...string) *tenancy.Fingerprint {
 		f, err := tenancy.Config{PublicBaseURL: "https://app.example.com", DeploymentID: "d", BearerIssuers: issuers}.Fingerprint()
 		if err != nil {
@@ -37,7 +37,7 @@ func TestDirectory(t *testing.T) {
 		{Name: "a", Host: "app.example.com", Aliases: []string{"www.example.com"}, Upstream: "http://a:1", State: rules.Serving, First: true, Issuers: []string{"both", "new", "old"}},
 		{Name: "b", Host: "b.example.com", State: rules.Attaching},
 	}}
-	got, err := celltable.Directory(viewer{view: view}).Table(t.Context())
+	got, err := celltable.Deployments(viewer{view: view}).Table(t.Context())
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v %v", got, err)
 	}
@@ -46,7 +46,7 @@ func TestDirectory(t *testing.T) {
 		t.Errorf("%v %v", x.Problems(), err)
 	}
 	down := errors.New("down")
-	if _, err := celltable.Directory(viewer{err: down}).Table(t.Context()); !errors.Is(err, down) {
+	if _, err := celltable.Deployments(viewer{err: down}).Table(t.Context()); !errors.Is(err, down) {
 		t.Error(err)
 	}
 }

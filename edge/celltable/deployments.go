@@ -9,10 +9,10 @@ import (
 	"github.com/cloister-dev/cloister/edge/rules"
 )
 
-// Directory returns the table of a directory of deployments. The issuers of a cell are
+// Deployments returns the table of a directory of deployments. The issuers of a cell are
 // those of its current and of its next configuration; one that was not attached has
 // none.
-func Directory(r deploy.Reader) Source { return reader{r} }
+func Deployments(r deploy.Reader) Source { return reader{r} }
 
 type reader struct{ from deploy.Reader }
 
