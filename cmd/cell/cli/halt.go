@@ -12,7 +12,8 @@ import (
 
 // haltFileHook stands still at a step that a file names, one in a line, for as long
 // as it names it, and says so in <file>.reached. A test can then kill what it likes at
-// exactly that point. Steps of campaigns have "campaign-" before their name.
+// exactly that point. Steps of campaigns have "campaign-" before their name, those of
+// rollouts "rollout-".
 func haltFileHook(file string) func(ctx context.Context, step, whose string) error {
 	return func(ctx context.Context, step, whose string) error {
 		named := func() bool {

@@ -153,6 +153,9 @@ binds to the loopback unless you say otherwise.`,
 				cfg.CampaignHook = func(ctx context.Context, step string, id api.CampaignID, _ int64) error {
 					return halt(ctx, "campaign-"+step, string(id))
 				}
+				cfg.RolloutHook = func(ctx context.Context, step string, id api.RolloutID) error {
+					return halt(ctx, "rollout-"+step, string(id))
+				}
 			}
 			if clockFile != "" {
 				cfg.Now = func() time.Time { return time.Now().Add(offsetOf(clockFile)) }
