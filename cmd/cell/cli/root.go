@@ -172,7 +172,7 @@ through its state folder (--fleet, $CELL_FLEET_DIR, default .cell).`,
 		}
 	}
 	add("fleet", a.devCmd(), a.pkiCmd(), a.benchCmd())
-	add("tenants", a.cellsCmd(), a.placeCmd(), a.whichCmd(), a.tenantsCmd(), a.explainCmd())
+	add("tenants", a.cellsCmd(), a.placeCmd(), a.whichCmd(), a.limitCmd(), a.credentialCmd(), a.tenantsCmd(), a.explainCmd())
 	add("moves", a.moveCmd(), a.preflightCmd(), a.movesCmd(), a.campaignCmd(), a.rebalanceCmd(), a.rolloutCmd(), a.budgetCmd())
 	add("servers", a.directoryCmd(), a.routerCmd(), a.sidecarCmd(), a.tableCmd())
 	root.AddCommand(a.docsCmd(), a.versionCmd())

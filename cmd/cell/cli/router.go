@@ -26,7 +26,7 @@ func (a *app) routerCmd() *cobra.Command {
 		Use: "router", Short: "The edge in front of the cells", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	c.AddCommand(a.routerServe(), a.routerDeployment())
+	c.AddCommand(a.routerServe(), a.routerMigrate(), a.routerDeployment())
 	return c
 }
 

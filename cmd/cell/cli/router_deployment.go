@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"strconv"
@@ -18,9 +19,12 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/cmd/cell/fleet"
+	"github.com/cloister-dev/cloister/directory/deploy/httpapi"
+	directoryopen "github.com/cloister-dev/cloister/directory/open"
 	"github.com/cloister-dev/cloister/edge"
 	"github.com/cloister-dev/cloister/edge/celltable"
 	"github.com/cloister-dev/cloister/edge/rules"
+	"github.com/cloister-dev/cloister/member/tenancy/probe"
 )
 
 // listenFlags are those of every edge's listeners.
@@ -102,6 +106,8 @@ func (s *seconds) Set(v string) error {
 }
 
 type deploymentFlags struct {
+	own                                    httpapi.Config
+	asynchronous                           bool
 	rules                                  rules.Config
 	directory, snapshots, key, name, caPEM string
 	cache                                  seconds
@@ -136,6 +142,13 @@ folder and the key; each has a --name of its own.`,
 		badCache = fl.cache.Set(v)
 	}
 	c.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if v := os.Getenv("CELL_ROUTER_PLACEMENTS_PER_MINUTE"); v != "" && !cmd.Flags().Changed("placements-per-minute") {
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 1 {
+				return usagef("$CELL_ROUTER_PLACEMENTS_PER_MINUTE: %q is no number above 0", v)
+			}
+			fl.own.PlacementsPerMinute = n
+		}
 		if badCache != nil && !cmd.Flags().Changed("directory-cache") {
 			return usagef("$CELL_ROUTER_DIRECTORY_CACHE_S: %w", badCache)
 		}
@@ -143,6 +156,12 @@ folder and the key; each has a --name of its own.`,
 	}
 	f.StringVar(&fl.rules.Shared, "shared-host", os.Getenv("CELL_ROUTER_SHARED_HOST"), "the deployment's public host, which the first cell keeps ($CELL_ROUTER_SHARED_HOST)")
 	f.StringVar(&fl.rules.Upstream, "upstream", os.Getenv("CELL_ROUTER_UPSTREAM_URL"), "where the deployment behind the router is reached, http(s)://host[:port] ($CELL_ROUTER_UPSTREAM_URL)")
+	f.StringSliceVar(&fl.own.Aliases, "shared-alias", nil, "further name of the shared host, registered with the first cell; may be given more than once")
+	f.StringVar(&fl.own.UpstreamProbe, "upstream-probe", os.Getenv("CELL_ROUTER_UPSTREAM_PROBE_URL"), "where the probe listener of the deployment behind the router is reached ($CELL_ROUTER_UPSTREAM_PROBE_URL)")
+	f.StringSliceVar(&fl.own.OperatorSHA256, "operator-sha256", envList("CELL_ROUTER_OPERATOR_SHA256"), "SHA-256 of an operator credential (cell credential new --operator); two while it is rotated ($CELL_ROUTER_OPERATOR_SHA256)")
+	f.IntVar(&fl.own.PlacementsPerMinute, "placements-per-minute", 600, "how many placement calls a cell may make at this replica ($CELL_ROUTER_PLACEMENTS_PER_MINUTE)")
+	f.IntVar(&fl.own.LookupsPerMinute, "lookups-per-minute", 600, "how many lookups a client address may make at this replica")
+	f.BoolVar(&fl.asynchronous, "allow-asynchronous", false, "use a directory on Postgres that has no synchronous standby; it is logged as an error")
 	f.StringVar(&fl.directory, "directory", os.Getenv("CELL_ROUTER_DIRECTORY"), "where the cells are read: "+deploymentDirectories+" ($CELL_ROUTER_DIRECTORY)")
 	f.Var(&fl.cache, "directory-cache", "how often the cells are read, as 5s or 5 ($CELL_ROUTER_DIRECTORY_CACHE_S)")
 	f.StringVar(&fl.snapshots, "snapshots", os.Getenv("CELL_ROUTER_SNAPSHOTS"), "folder, shared by the replicas, of the last known cells; default: none is kept ($CELL_ROUTER_SNAPSHOTS)")
@@ -186,7 +205,10 @@ func (a *app) deployment(ctx context.Context, cfg *edge.Config, listen *listenFl
 	if cfg.ConnectWait == 0 {
 		cfg.ConnectWait = time.Nanosecond // none; 0 would be the default
 	}
-	source, closeSource, err := openDeploymentDirectory(ctx, fl.directory)
+	source, own, closeSource, err := a.openDeploymentDirectory(ctx, fl)
+	if errors.Is(err, cells.ErrInvalid) {
+		return &usageError{err}
+	}
 	if err != nil {
 		return err
 	}
@@ -213,7 +235,7 @@ func (a *app) deployment(ctx context.Context, cfg *edge.Config, listen *listenFl
 	}
 	defer table.Close()
 	cfg.Name, cfg.Log = fl.name, a.log
-	srv, err := edge.NewDeployment(*cfg, edge.Deployment{Table: table})
+	srv, err := edge.NewDeployment(*cfg, edge.Deployment{Table: table, Own: own})
 	if errors.Is(err, cells.ErrInvalid) {
 		return &usageError{err}
 	}
@@ -224,12 +246,32 @@ func (a *app) deployment(ctx context.Context, cfg *edge.Config, listen *listenFl
 }
 
 // deploymentDirectories are the forms of --directory.
-const deploymentDirectories = "file:PATH, a table in YAML"
+const deploymentDirectories = directoryopen.Help + ", or file:PATH, a table in YAML without placements and lookups"
 
-// openDeploymentDirectory opens what --directory names.
-func openDeploymentDirectory(_ context.Context, addr string) (celltable.Source, func() error, error) {
-	if path, ok := strings.CutPrefix(addr, "file:"); ok && path != "" {
-		return celltable.File(path), func() error { return nil }, nil
+// openDeploymentDirectory opens what --directory names, and makes the router's own
+// paths if it is a directory.
+func (a *app) openDeploymentDirectory(ctx context.Context, fl *deploymentFlags) (celltable.Source, http.Handler, func() error, error) {
+	if path, ok := strings.CutPrefix(fl.directory, "file:"); ok && path != "" {
+		return celltable.File(path), nil, func() error { return nil }, nil
 	}
-	return nil, nil, usagef("--directory: %.200q is none of: %s", addr, deploymentDirectories)
+	store, err := directoryopen.Deployments(ctx, fl.directory, directoryopen.Options{AllowAsynchronous: fl.asynchronous, Logger: a.log})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("--directory: %w", err)
+	}
+	own := fl.own
+	own.Store, own.Audit, own.Logger, own.Cache = store, store, a.log, time.Duration(fl.cache)
+	own.SharedHost, own.Upstream, own.Prober = fl.rules.Shared, fl.rules.Upstream, probe.NewClient(probe.ClientConfig{})
+	h, err := httpapi.New(own)
+	if err != nil {
+		return nil, nil, nil, errors.Join(err, store.Close())
+	}
+	return celltable.Deployments(store), h, store.Close, nil
+}
+
+// envList is a setting with several values, by commas.
+func envList(name string) []string {
+	if v := os.Getenv(name); v != "" {
+		return strings.Split(v, ",")
+	}
+	return nil
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/directory/api"
-	directorysqlite "github.com/cloister-dev/cloister/directory/sqlite"
+	directoryopen "github.com/cloister-dev/cloister/directory/open"
 	"github.com/cloister-dev/cloister/table/open"
 	"github.com/cloister-dev/cloister/transfer"
 )
@@ -82,9 +82,11 @@ func (a *app) directoryServe() *cobra.Command {
 	var state, operatorListen, channelListen, credentialFile, routesURL, receiptKey, haltFile, clockFile, trace string
 	var sums, cellsAllowed []string
 	var undoWindow time.Duration
+	var storeURL string
+	var asynchronous bool
 	c := &cobra.Command{
 		Use:   "serve",
-		Short: "Serve the directory from SQLite files in a folder",
+		Short: "Serve the directory from SQLite files in a folder, or from Postgres",
 		Long: `Serve the directory: cells, routes, placements and the execution of moves.
 
 The channel listener (mutual TLS) is for edges and cells. The operator listener is
@@ -122,7 +124,13 @@ binds to the loopback unless you say otherwise.`,
 			if err := os.MkdirAll(state, 0o700); err != nil {
 				return err
 			}
-			store, err := directorysqlite.Open(ctx, filepath.Join(state, "directory.db"))
+			if storeURL == "" {
+				storeURL = "sqlite:" + filepath.Join(state, "directory.db")
+			}
+			store, err := directoryopen.Open(ctx, storeURL, directoryopen.Options{AllowAsynchronous: asynchronous, Logger: a.log})
+			if errors.Is(err, cells.ErrInvalid) && cmd.Flags().Changed("store") {
+				return usagef("--store: %w", err)
+			}
 			if err != nil {
 				return err
 			}
@@ -185,6 +193,8 @@ binds to the loopback unless you say otherwise.`,
 	ch.register(c)
 	f := c.Flags()
 	f.StringVar(&state, "state", "directory", "folder of the directory's databases")
+	f.StringVar(&storeURL, "store", "", "address of the records ("+directoryopen.Help+"); default: directory.db in --state")
+	f.BoolVar(&asynchronous, "allow-asynchronous", false, "use a --store on Postgres that has no synchronous standby; it is logged as an error")
 	f.StringVar(&routesURL, "routes", "", "address of the routing table ("+open.Help+"); default: routes.db in --state")
 	f.StringVar(&operatorListen, "operator-listen", "127.0.0.1:7400", "address of the operator listener")
 	f.StringVar(&channelListen, "channel-listen", "127.0.0.1:7401", "address of the channel listener")

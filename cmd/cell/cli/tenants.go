@@ -257,67 +257,102 @@ func (a *app) cellSetCmd() *cobra.Command {
 }
 
 func (a *app) placeCmd() *cobra.Command {
-	var cell, op string
+	var cell, op, router, fingerprint string
+	var inFleet func(*cobra.Command, []string) error
 	c := &cobra.Command{
 		Use:   "place TENANT",
 		Short: "Place a new tenant in a cell",
 		Long: `Place a tenant that has no cell yet. Without --cell the open cell with the fewest
 tenants is taken. The first placement wins: repeating the command answers the same
-cell, and a tenant that is placed already stays where it is (use cell move).`,
+cell, and a tenant that is placed already stays where it is (use cell move).
+
+With --router the tenant is placed in a whole deployment, which --cell names: it has to
+be open, below its quota, and its configuration that of --fingerprint-file, unless the
+tenant is placed already.`,
 		Args: cobra.ExactArgs(1),
-		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
-			p, err := cl.Place(ctx, api.PlacementRequest{Tenant: cells.TenantID(args[0]), Cell: cells.CellID(cell), OperationID: op, Actor: actor()})
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if router == "" {
+				return inFleet(cmd, args)
+			}
+			id, err := tenantArg(args[0])
 			if err != nil {
 				return err
 			}
-			if err := a.print(p, func(w io.Writer) error {
-				verb := "is in"
-				if p.Created {
-					verb = "placed in"
-				}
-				_, err := fmt.Fprintf(w, "%s %s %s (epoch %d)\n", p.Tenant, verb, p.Cell, p.Route.Epoch)
-				return err
-			}); err != nil {
-				return err
-			}
-			if cell != "" && p.Cell != cells.CellID(cell) {
-				return &cells.Answer{Code: cells.CodeWrongCell, Tenant: p.Tenant, Detail: fmt.Sprintf("it is in %s already; to move it: cell move %s --to %s", p.Cell, p.Tenant, cell)}
-			}
-			return nil
-		}),
+			return a.placeRouter(cmd.Context(), router, id, cells.CellID(cell), fingerprint)
+		},
 	}
+	inFleet = a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+		p, err := cl.Place(ctx, api.PlacementRequest{Tenant: cells.TenantID(args[0]), Cell: cells.CellID(cell), OperationID: op, Actor: actor()})
+		if err != nil {
+			return err
+		}
+		if err := a.print(p, func(w io.Writer) error {
+			verb := "is in"
+			if p.Created {
+				verb = "placed in"
+			}
+			_, err := fmt.Fprintf(w, "%s %s %s (epoch %d)\n", p.Tenant, verb, p.Cell, p.Route.Epoch)
+			return err
+		}); err != nil {
+			return err
+		}
+		if cell != "" && p.Cell != cells.CellID(cell) {
+			return &cells.Answer{Code: cells.CodeWrongCell, Tenant: p.Tenant, Detail: fmt.Sprintf("it is in %s already; to move it: cell move %s --to %s", p.Cell, p.Tenant, cell)}
+		}
+		return nil
+	})
 	c.Flags().StringVar(&cell, "cell", "", "the cell; default: the open one with the fewest tenants")
+	routerFlag(c, &router)
+	c.Flags().StringVar(&fingerprint, "fingerprint-file", "", "with --router: the configuration that the cell's processes run, as their fingerprint (JSON)")
 	c.Flags().StringVar(&op, "operation-id", "", "makes a retry from a script safe: the same id gets the first answer")
 	_ = c.RegisterFlagCompletionFunc("cell", a.completeCells)
 	return c
 }
 
 func (a *app) whichCmd() *cobra.Command {
-	return &cobra.Command{
+	var router string
+	var wait time.Duration
+	inFleet := a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+		id, err := tenantArg(args[0])
+		if err != nil {
+			return err
+		}
+		t, err := cl.Tenant(ctx, id)
+		if err != nil {
+			return err
+		}
+		if (t.Route == nil || !t.Route.Exists()) && t.DefaultCell == "" {
+			return &cells.Answer{Code: cells.CodeUnknownTenant, Tenant: t.Tenant, Detail: "place it with: cell place " + args[0]}
+		}
+		return a.print(t, func(w io.Writer) error {
+			if t.Route == nil {
+				_, err := fmt.Fprintf(w, "%s: %s, the default cell (no route)\n", t.Tenant, t.DefaultCell)
+				return err
+			}
+			r := t.Route
+			_, err := fmt.Fprintf(w, "%s: %s (%s, epoch %d, revision %d)%s\n", t.Tenant, r.CellID, r.State, r.Epoch, r.Revision, movingTo(*r))
+			return err
+		})
+	})
+	c := &cobra.Command{
 		Use: "which TENANT", Short: "Say which cell a tenant is in", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTenants,
-		RunE: a.with(func(ctx context.Context, cl *client.Client, args []string) error {
+		Long: `Say which cell a tenant is in. With --router it is the deployment that the router's
+lookup answers, which wants no credential: for a tenant that is placed nowhere, the
+first one, which the lookup does not tell apart.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if router == "" {
+				return inFleet(cmd, args)
+			}
 			id, err := tenantArg(args[0])
 			if err != nil {
 				return err
 			}
-			t, err := cl.Tenant(ctx, id)
-			if err != nil {
-				return err
-			}
-			if (t.Route == nil || !t.Route.Exists()) && t.DefaultCell == "" {
-				return &cells.Answer{Code: cells.CodeUnknownTenant, Tenant: t.Tenant, Detail: "place it with: cell place " + args[0]}
-			}
-			return a.print(t, func(w io.Writer) error {
-				if t.Route == nil {
-					_, err := fmt.Fprintf(w, "%s: %s, the default cell (no route)\n", t.Tenant, t.DefaultCell)
-					return err
-				}
-				r := t.Route
-				_, err := fmt.Fprintf(w, "%s: %s (%s, epoch %d, revision %d)%s\n", t.Tenant, r.CellID, r.State, r.Epoch, r.Revision, movingTo(*r))
-				return err
-			})
-		}),
+			return a.whichRouter(cmd.Context(), router, id, wait)
+		},
 	}
+	routerFlag(c, &router)
+	c.Flags().DurationVar(&wait, "wait", 2*time.Minute, "with --router: for how long to ask again while it refuses for its pace")
+	return c
 }
 
 func movingTo(r cells.TenantRoute) string {
