@@ -87,12 +87,14 @@ func (p *preparing) watched(ctx context.Context) (cells.Prediction, error) {
 }
 
 func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err error) {
-	ours, err := p.v.sink.Survey(ctx, p.m.Tenant)
-	if err != nil {
-		return out, err
-	}
-	theirs, err := p.src.Survey(ctx, p.m.Tenant)
-	if err != nil {
+	// At once: for a small tenant they are most of what a move takes.
+	var ours, theirs Survey
+	var oerr, terr error
+	var wg sync.WaitGroup
+	wg.Go(func() { ours, oerr = p.v.sink.Survey(ctx, p.m.Tenant) })
+	wg.Go(func() { theirs, terr = p.src.Survey(ctx, p.m.Tenant) })
+	wg.Wait()
+	if err := errors.Join(oerr, terr); err != nil {
 		return out, err
 	}
 	pre := Compare(p.m, theirs, ours)
