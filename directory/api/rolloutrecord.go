@@ -85,6 +85,8 @@ type Rollout struct {
 	Campaign CampaignID `json:"campaign,omitempty"`
 	Back     bool       `json:"back,omitempty"`
 	Drop     bool       `json:"drop,omitempty"`
+	// Trouble says why units are not returned yet.
+	Trouble string `json:"trouble,omitempty"`
 	// RetryAt is when units that could not be returned are tried again.
 	RetryAt time.Time `json:"retry_at,omitzero"`
 	// ResumedAt is when it was last resumed: patience begins anew.

@@ -5,7 +5,6 @@ package rollout
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"time"
 
@@ -185,7 +184,7 @@ func (d *Driver) again(r *api.Rollout, why string) string {
 	if why == "" || !r.Back {
 		return ""
 	}
-	return fmt.Sprintf("not everybody is returned yet, tried again: %s", brief(why))
+	return "tried again: " + brief(why)
 }
 
 // close brings the results of a campaign that is over into the units. c is nil when

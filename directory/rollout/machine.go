@@ -215,10 +215,7 @@ func (m machine) closed(ev *Event) error {
 		return ErrNoChange
 	}
 	if ev.Again && m.Back {
-		m.RetryAt = ev.At.Add(retryReturn)
-		if ev.Reason != "" {
-			m.Reason = ev.Reason
-		}
+		m.RetryAt, m.Trouble = ev.At.Add(retryReturn), ev.Reason
 	}
 	m.Campaign, m.Back, m.Drop = "", false, false
 	return nil
@@ -275,7 +272,7 @@ func (m machine) returned(ev *Event) error {
 			m.Waves[i].EndedAt = ev.At
 		}
 	}
-	m.State, m.Paused = api.RolloutAborted, false
+	m.State, m.Paused, m.Trouble = api.RolloutAborted, false, ""
 	if m.Bad && !m.Kept {
 		m.State = api.RolloutHalted
 	}

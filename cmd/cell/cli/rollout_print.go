@@ -22,6 +22,9 @@ func printRollout(w io.Writer, r *api.Rollout) error {
 	if r.Reason != "" {
 		fmt.Fprintf(w, "  reason     %s\n", r.Reason)
 	}
+	if r.Trouble != "" {
+		fmt.Fprintf(w, "  not yet    %s\n", r.Trouble)
+	}
 	fmt.Fprintf(w, "  cells      %s", names(r.Old))
 	if len(r.New) > 0 {
 		fmt.Fprintf(w, " -> %s", names(r.New))
