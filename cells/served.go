@@ -40,7 +40,7 @@ func (g *Gates) servedHTTP(r *http.Request, w *admittedWriter, stream bool, begu
 	if g.cfg.served == nil {
 		return
 	}
-	s := Served{Answer: w.answer, Status: w.status, Stream: stream || w.conn != nil || w.admission.endedBy() != nil, Gone: r.Context().Err() != nil, Took: time.Since(begun)}
+	s := Served{Answer: w.answer, Status: w.status, Stream: stream || w.admission.isStream(), Gone: r.Context().Err() != nil, Took: time.Since(begun)}
 	switch {
 	case panicked:
 		s.Status = http.StatusInternalServerError // the answer broke off, whatever its head said
@@ -48,6 +48,13 @@ func (g *Gates) servedHTTP(r *http.Request, w *admittedWriter, stream bool, begu
 		s.Status = http.StatusOK
 	}
 	g.cfg.served(s)
+}
+
+// isStream reports whether the admission was ever one of a stream.
+func (a *Admission) isStream() bool {
+	a.gate.mu.Lock()
+	defer a.gate.mu.Unlock()
+	return a.long != nil
 }
 
 // servedCall reports the end of a call over gRPC, as it goes out.
