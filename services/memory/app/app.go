@@ -88,6 +88,11 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
+	dep, err := o.openDeployment(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dep.close()) }()
 	relay, closePublisher, err := o.publish.relay(store, log)
 	if err != nil {
 		return err
@@ -108,7 +113,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 			defer func() { stop(); <-done }()
 		}
 		api := memory.New(store, memory.Options{Log: log, Tenant: memory.HeaderTenant("X-Tenant")}).Handler()
-		return o.serve(ctx, ln, api, alive(), metrics, func(context.Context) error { return nil })
+		return o.serve(ctx, ln, dep.handler(api), alive(), metrics, func(context.Context) error { return nil })
 	}
 	agent, closeAgent, err := store.Agent(ctx, log)
 	if err != nil {
@@ -122,7 +127,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	}
 	api := o.fault.around(memory.New(store, memory.Options{Log: log}).Handler())
 	// First nobody is sent here any more, then what runs ends, then the member does.
-	err = o.serve(ctx, ln, m.Handler(api), m.HealthHandler(), metrics, m.Retire)
+	err = o.serve(ctx, ln, dep.handler(m.Handler(api)), m.HealthHandler(), metrics, m.Retire)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	return errors.Join(err, m.Close(end))

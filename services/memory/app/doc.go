@@ -13,5 +13,9 @@
 // ends, then it leaves the cell.
 //
 // --listen takes tenants' requests and must be reachable by edges only (127.0.0.1
-// by default); --admin-listen has health and metrics and no tenant's data.
+// by default); --admin-listen has health and metrics and no tenant's data. With
+// --store postgres the first also says at /v1/health/deployment, to anybody, which
+// deployment the process belongs to, and CELL_PROBE_PORT opens the probe listener on
+// every address of the host: see package probe. Stores that belong to different
+// deployments end the program before it serves.
 package app

@@ -21,13 +21,19 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/internal/pgtest"
 	"github.com/cloister-dev/cloister/member/stores"
 	"github.com/cloister-dev/cloister/member/stores/realtest/serverstest"
 	"github.com/cloister-dev/cloister/member/stores/s3"
 	"github.com/cloister-dev/cloister/member/stores/storestest"
 )
 
-func TestMain(m *testing.M) { os.Exit(serverstest.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(serverstest.Main(both{m})) }
+
+// both runs the tests with a Postgres too.
+type both struct{ m *testing.M }
+
+func (b both) Run() int { return pgtest.Main(b.m) }
 
 // bucketServer is an S3 server with a client of its own.
 type bucketServer struct {
