@@ -66,6 +66,15 @@ var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 // on, no synchronous standby) or [cells.ErrUnavailable]; they do not hold the
 // password.
 func Open(ctx context.Context, url string, o Options) (*Store, error) {
+	sub, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return nil, fmt.Errorf("%w: migrations: %w", cells.ErrInvalid, err)
+	}
+	return open(ctx, url, o, sub)
+}
+
+// open is Open with the migrations that the build knows.
+func open(ctx context.Context, url string, o Options, known fs.FS) (*Store, error) {
 	if o.Schema == "" {
 		o.Schema = DefaultSchema
 	}
@@ -86,7 +95,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 		cfg.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	}
 	d := dialect(pgschema.Key("cloister directory changes", o.Schema), o.Schema)
-	if err := migrate(ctx, cfg, o.Schema, &d); err != nil {
+	if err := migrate(ctx, cfg, o.Schema, known, &d); err != nil {
 		return nil, err
 	}
 	run := cfg.Copy()
@@ -117,12 +126,8 @@ func (s *Store) Ping(ctx context.Context) error {
 }
 
 // migrate brings the schema to this build's, or finds that this build runs on it.
-func migrate(ctx context.Context, conn *pgx.ConnConfig, schema string, d *sqlstore.Dialect) error {
-	sub, err := fs.Sub(migrations, "migrations")
-	if err != nil {
-		return fmt.Errorf("%w: migrations: %w", cells.ErrInvalid, err)
-	}
-	err = pgschema.Migrate(ctx, conn, pgschema.Config{Schema: schema, Lock: "cloister directory", Versions: "directory_version", Files: sub,
+func migrate(ctx context.Context, conn *pgx.ConnConfig, schema string, known fs.FS, d *sqlstore.Dialect) error {
+	err := pgschema.Migrate(ctx, conn, pgschema.Config{Schema: schema, Lock: "cloister directory", Versions: "directory_version", Files: known,
 		RunsOn: func(ctx context.Context, db *sql.DB, n *pgschema.Newer) error {
 			return sqlstore.RunsOn(ctx, db, n.Have, n.Known)
 		}})
