@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -170,6 +171,9 @@ func address(what, raw string) (string, error) {
 	}
 	if h, err = hostname.Normalize(h); err != nil {
 		return "", invalid("%s: %v", what, err)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); port != "" && (err != nil || n == 0) {
+		return "", invalid("%s: the port is no port", what)
 	}
 	if port != "" && port != map[string]string{"http": "80", "https": "443"}[u.Scheme] {
 		h += ":" + port
