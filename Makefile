@@ -71,6 +71,9 @@ bench-edge: ## the edge beside httputil.ReverseProxy
 bench-plan: ## what a plan for a million tenants costs, by policy
 	$(GO) test ./cells -run '^$$' -bench BenchmarkPlan -benchtime 3x
 
+claimers: postgres ## 64 claimers at 3 router replicas on one Postgres, 10,000 new tenants, quotas in force (CLAIMERS=64 TENANTS=10000)
+	CELL_CLAIMERS=$(or $(CLAIMERS),64) CELL_CLAIM_TENANTS=$(or $(TENANTS),10000) $(GO) test ./directory/deploy/httpapi -run 'TestClaimers$$' -count=1 -v -timeout 1h
+
 faults: postgres ## every fault at every step of moves, undos, campaigns on both stores (about an hour; OPS=undo,campaign); writes docs/faults.md
 	CELL_FAULTS=all CELL_FAULTS_OPS=$(OPS) CELL_FAULTS_OUT=$(CURDIR)/docs/faults.md $(GO) test ./cmd/cell/e2e -run 'TestFaultMatrix$$' -count=1 -timeout 4h
 
@@ -83,4 +86,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean
+.PHONY: claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean
