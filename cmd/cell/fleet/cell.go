@@ -4,24 +4,26 @@ package fleet
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
+	"github.com/cloister-dev/cloister/directory/provision"
+	"github.com/cloister-dev/cloister/directory/provision/process"
 	"github.com/cloister-dev/cloister/internal/freeport"
-	"github.com/cloister-dev/cloister/internal/pgcluster"
-	"github.com/cloister-dev/cloister/internal/supervise"
 )
+
+// Actor is who the specs of the fleet file's cells are from. What an operator has
+// changed since is the operator's: the next start does not take it back.
+const Actor = "cell dev"
 
 // Client returns an operator's client of the fleet's directory.
 func (f *Fleet) Client() (*client.Client, error) {
@@ -37,189 +39,170 @@ func NewClient(operator, credentialFile string) (*client.Client, error) {
 	return client.New(operator, strings.TrimSpace(string(b)))
 }
 
-// registerCells tells the directory which cells there are; labels are brought up
-// to date, what an operator changed since (closed, quota) is kept.
-func (f *Fleet) registerCells(ctx context.Context) error {
+// openProvisioner makes what makes cells: it reads the directory's specs over the channel,
+// and runs processes here.
+func (f *Fleet) openProvisioner() error {
+	cert, key := f.certFiles(channel.RoleProvisioner, "main")
+	ch, err := channel.Open(channel.Config{CAFile: f.Layout.PKI() + "/" + pki.CACertFile, CertFile: cert, KeyFile: key,
+		RevokedFile: f.Layout.PKI() + "/" + pki.RevokedFile, Log: f.o.Log})
+	if err != nil {
+		return err
+	}
+	if f.source, err = client.Provisioner(ch.Client(channel.Identity{Role: channel.RoleDirectory}), f.Info.Channel); err != nil {
+		return err
+	}
+	cfg := process.Config{
+		Fleet: f.Config.Name, Layout: f.Layout, Procs: f.Procs, Log: f.o.Log, Living: f.source.Living, Engine: f.Config.Store,
+		DefaultCell: cells.CellID(f.Config.DefaultCell), NoSync: f.o.PostgresNoSync, BeforePostgres: f.Layout.walkable,
+		Directory: func(cell cells.CellID) string {
+			return "https://" + f.o.via(string(cell), "directory", strings.TrimPrefix(f.Info.Channel, "https://"))
+		},
+	}
+	if f.o.Via != nil {
+		cfg.Agent = func(cell cells.CellID) (string, string, error) {
+			addr, err := freeport.Addr()
+			return addr, "https://" + f.o.via("", string(cell), addr), err
+		}
+	}
+	f.cells = process.New(cfg)
+	return nil
+}
+
+// wish tells the directory what the fleet file's cells should be, and returns the
+// specs of those that are to run: what an operator has changed since is kept.
+func (f *Fleet) wish(ctx context.Context) ([]provision.Spec, error) {
 	cl, err := f.Client()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	have, err := cl.Cells(ctx)
+	defer cl.CloseIdleConnections()
+	have, err := cl.ProvisionedCells(ctx)
+	if err != nil {
+		return nil, err
+	}
+	records := map[cells.CellID]provision.Record{}
+	for _, p := range have {
+		records[p.Spec.Cell] = p.Record
+	}
+	if err := f.leftOut(ctx, cl, records); err != nil {
+		return nil, err
+	}
+	var out []provision.Spec
+	for _, c := range f.Config.Cells {
+		id := cells.CellID(c.Name)
+		if r, ok := records[id]; ok && r.Actor != Actor {
+			if r.Spec.Desired != provision.DesiredRetired {
+				out = append(out, r.Spec)
+			}
+			continue
+		}
+		if err := f.version(ctx, cl, c); err != nil {
+			return nil, fmt.Errorf("version %s of cell %s: %w", c.Version, c.Name, err)
+		}
+		p, err := cl.ProvisionCell(ctx, id, api.ProvisionRequest{Version: c.Version, Command: c.Service.Command, Env: c.Service.Env, Replicas: c.Replicas,
+			Store: provision.StoreSpec{Engine: f.Config.Store}, Jurisdiction: c.Jurisdiction, Geography: c.Geography, Host: c.Host, Actor: Actor})
+		if err != nil {
+			return nil, fmt.Errorf("register cell %s: %w", c.Name, err)
+		}
+		out = append(out, p.Spec)
+		if err := f.putDefault(ctx, cl, p.Cell); err != nil {
+			return nil, fmt.Errorf("register cell %s: %w", c.Name, err)
+		}
+	}
+	return out, nil
+}
+
+// version has the catalogue know the fleet file's versions: the service's command, at
+// the place where its program is now.
+func (f *Fleet) version(ctx context.Context, cl *client.Client, c Cell) error {
+	if f.versions == nil {
+		f.versions = map[string]bool{}
+	}
+	if f.versions[c.Version] {
+		return nil // the first cell of a version says how it is run
+	}
+	f.versions[c.Version] = true
+	_, err := cl.PutVersion(ctx, c.Version, api.VersionRequest{Command: c.Service.Command, Actor: Actor, Replace: true})
+	return err
+}
+
+func (f *Fleet) putDefault(ctx context.Context, cl *client.Client, c *api.Cell) error {
+	want := string(c.ID) == f.Config.DefaultCell
+	if c.Default == want {
+		return nil
+	}
+	spec := c.CellSpec
+	spec.Default, spec.Revision = want, 0
+	_, err := cl.PutCell(ctx, c.ID, spec)
+	return err
+}
+
+// leftOut refuses to start without a cell of the file that has tenants; those of which the
+// directory has specs by others are started whatever the file says.
+func (f *Fleet) leftOut(ctx context.Context, cl *client.Client, records map[cells.CellID]provision.Record) error {
+	list, err := cl.Cells(ctx)
 	if err != nil {
 		return err
 	}
-	specs := map[cells.CellID]api.CellSpec{}
-	for _, c := range have {
-		specs[c.ID] = c.CellSpec
-		known := slices.ContainsFunc(f.Config.Cells, func(x Cell) bool { return x.Name == string(c.ID) })
+	for _, c := range list {
+		r, ok := records[c.ID]
 		switch {
-		case !known && c.Tenants > 0:
+		case f.configured(c.ID), ok && r.Actor != Actor:
+		case c.Tenants > 0:
 			return fmt.Errorf("cell %s has %d tenants in %s and is not among the cells to start (%s); start it too, with --cells %s, and move its tenants away before you leave it out",
 				c.ID, c.Tenants, f.Layout.Dir, strings.Join(f.Info.Cells, ","), strings.Join(append(slices.Clone(f.Info.Cells), string(c.ID)), ","))
-		case !known:
+		default:
 			f.o.Log.Warn("a registered cell is not started; new tenants may be placed in it unless it is closed (cell cells set)", "cell", c.ID)
 		}
 	}
-	for _, c := range f.Config.Cells {
-		spec := specs[cells.CellID(c.Name)]
-		spec.Version, spec.Jurisdiction, spec.Geography, spec.Host = c.Version, c.Jurisdiction, c.Geography, c.Host
-		spec.Default = c.Name == f.Config.DefaultCell
-		spec.Revision = 0
-		if _, err := cl.PutCell(ctx, cells.CellID(c.Name), spec); err != nil {
-			return fmt.Errorf("register cell %s: %w", c.Name, err)
-		}
-	}
 	return nil
 }
 
-func (f *Fleet) readyMembers(ctx context.Context) (map[string]int, error) {
+func (f *Fleet) configured(id cells.CellID) bool {
+	return slices.ContainsFunc(f.Config.Cells, func(c Cell) bool { return c.Name == string(id) })
+}
+
+// startCells starts the cells of the file, all at once, and waits until they are ready.
+func (f *Fleet) startCells(ctx context.Context, list []provision.Spec) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(list))
+	for i, s := range list {
+		wg.Go(func() { errs[i] = f.cells.Provision(ctx, s) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// reconcile has everything that the directory wants done from now on.
+func (f *Fleet) reconcile() {
+	r := provision.NewReconciler(provision.ReconcilerConfig{Source: f.source, Provisioner: f.cells, Log: f.o.Log,
+		Mine: func(r *provision.Record) bool { return r.Actor != Actor || f.configured(r.Spec.Cell) }})
+	f.keepers.Go(func() { r.Run(f.life) })
+}
+
+// serving returns how many processes of each cell are ready, and which cells serve.
+func (f *Fleet) serving(ctx context.Context) (ready map[cells.CellID]int, serves map[cells.CellID]bool, err error) {
 	cl, err := f.Client()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	defer cl.CloseIdleConnections()
 	members, err := cl.Members(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	n := map[string]int{}
+	list, err := cl.Cells(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	ready, serves = map[cells.CellID]int{}, map[cells.CellID]bool{}
 	for _, m := range members {
 		if m.Ready {
-			n[string(m.Cell)]++
+			ready[m.Cell]++
 		}
 	}
-	return n, nil
-}
-
-// startCell starts the cell's store and its processes.
-func (f *Fleet) startCell(ctx context.Context, c Cell) error {
-	st := store{dsn: filepath.Join(f.Layout.Cell(c.Name), "store.db")}
-	if f.Config.Store == StorePostgres {
-		var err error
-		if st, err = f.startCluster(ctx, c.Name); err != nil {
-			return fmt.Errorf("cell %s: %w", c.Name, err)
-		}
+	for _, c := range list {
+		serves[c.ID] = c.State == api.CellServing
 	}
-	if err := f.writeCellKey(c.Name); err != nil {
-		return err
-	}
-	for n := 1; n <= c.Replicas; n++ {
-		spec, err := f.process(c, n, st)
-		if err != nil {
-			return fmt.Errorf("cell %s: %w", c.Name, err)
-		}
-		spec.Remake = func(output string) *supervise.Spec {
-			if f.o.Via != nil || !portTaken(output) {
-				return nil
-			}
-			again, err := f.process(c, n, st)
-			if err != nil {
-				f.o.Log.Error("no other port for a process whose port was taken", "name", spec.Name, "err", err)
-				return nil
-			}
-			return &again
-		}
-		if _, err := f.Procs.Start(spec); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// store is how a cell's processes reach their store.
-type store struct {
-	// dsn has no secret in it; secretDSN is the same with the password, if there is one.
-	dsn, secretDSN string
-	// passFile is for PGPASSFILE, "" without one.
-	passFile string
-}
-
-// startCluster starts the cell's own Postgres server and keeps it running.
-func (f *Fleet) startCluster(ctx context.Context, cell string) (store, error) {
-	dir := f.Layout.Postgres(cell)
-	old := filepath.Join(f.Layout.Cell(cell), "postgres") // where it was when cells' folders were open
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(old); err == nil {
-			if err := errors.Join(os.MkdirAll(filepath.Dir(dir), 0o700), os.Rename(old, dir)); err != nil {
-				return store{}, err
-			}
-		}
-	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return store{}, err
-	}
-	cluster, err := pgcluster.Start(ctx, pgcluster.Options{Dir: dir, NoSync: f.o.PostgresNoSync, Env: []string{processMark + cell + "-postgres"}})
-	if err != nil {
-		return store{}, err
-	}
-	f.mu.Lock()
-	f.clusters[cell] = cluster
-	f.mu.Unlock()
-	f.keepers.Go(func() {
-		cluster.Supervise(f.life, func(what string, err error) { f.o.Log.Warn(what, "cell", cell, "err", err) })
-	})
-	if err := cluster.CreateDatabase(ctx, "cell"); err != nil {
-		return store{}, err
-	}
-	st := store{dsn: cluster.PublicURL("cell"), secretDSN: cluster.URL("cell"), passFile: f.Layout.PassFile(cell)}
-	return st, writeFile(st.passFile, cluster.PassFile(), 0o600)
-}
-
-// portTaken reports whether a process ended because another one has its port.
-func portTaken(output string) bool { return strings.Contains(output, "address already in use") }
-
-// writeCellKey derives the cell's admission key: a cell can check the tokens made
-// for it and cannot make another cell's.
-func (f *Fleet) writeCellKey(cell string) error {
-	key, err := ReadKey(f.Layout.AdmissionKey())
-	if err != nil {
-		return err
-	}
-	return writeFile(f.Layout.CellKey(cell), []byte(hex.EncodeToString(cells.DeriveCellKey(key, cells.CellID(cell)))), 0o600)
-}
-
-// process describes one process of a cell.
-func (f *Fleet) process(c Cell, n int, st store) (supervise.Spec, error) {
-	addr, err := freeport.Addr()
-	if err != nil {
-		return supervise.Spec{}, err
-	}
-	dir := f.Layout.Cell(c.Name)
-	words := map[string]string{"listen": addr, "store": f.Config.Store, "dsn": st.dsn, "cell": c.Name, "version": c.Version, "state": dir}
-	s := supervise.Spec{Name: fmt.Sprintf("%s-%d", c.Name, n), Dir: dir}
-	for _, a := range c.Service.Command {
-		v, err := expand(a, words)
-		if err != nil {
-			return s, fmt.Errorf("service.command %q: %w", a, err)
-		}
-		s.Args = append(s.Args, v)
-	}
-	if st.secretDSN != "" {
-		words["dsn"] = st.secretDSN // an environment is not for everybody to see, a command line is
-	}
-	for k, a := range c.Service.Env {
-		v, err := expand(a, words)
-		if err != nil {
-			return s, fmt.Errorf("service.env %s: %w", k, err)
-		}
-		s.Env = append(s.Env, k+"="+v)
-	}
-	if st.passFile != "" {
-		s.Env = append(s.Env, "PGPASSFILE="+st.passFile)
-	}
-	cert, key := f.certFiles(channel.RoleCell, c.Name)
-	s.Env = append(s.Env, processMark+s.Name,
-		"CELL_ID="+c.Name, "CELL_FLEET="+f.Config.Name, "CELL_VERSION="+c.Version,
-		"CELL_DIRECTORY_URL=https://"+f.o.via(c.Name, "directory", strings.TrimPrefix(f.Info.Channel, "https://")), "CELL_SERVICE_URL=http://"+addr,
-		"CELL_CHANNEL_CA="+filepath.Join(f.Layout.PKI(), pki.CACertFile), "CELL_CHANNEL_CERT="+cert, "CELL_CHANNEL_KEY="+key,
-		"CELL_CHANNEL_REVOKED="+filepath.Join(f.Layout.PKI(), pki.RevokedFile),
-		"CELL_ADMISSION_KEY_FILE="+f.Layout.CellKey(c.Name), "CELL_DEFAULT_CELL="+f.Config.DefaultCell,
-		"CELL_STATE_DIR="+filepath.Join(dir, fmt.Sprintf("member-%d", n)))
-	if f.o.Via != nil {
-		agent, err := freeport.Addr()
-		if err != nil {
-			return s, err
-		}
-		s.Env = append(s.Env, "CELL_AGENT_ADDR="+agent, "CELL_AGENT_URL=https://"+f.o.via("", c.Name, agent))
-	}
-	return s, nil
+	return ready, serves, nil
 }

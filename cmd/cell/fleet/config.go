@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/go-viper/mapstructure/v2"
 	"github.com/knadh/koanf/parsers/yaml"
@@ -166,31 +165,6 @@ func siblingProgram(name string) string {
 		}
 	}
 	return name
-}
-
-// expand replaces the {words} of a command or an environment value. A word that
-// is not known is refused, so that a typing error does not reach the service.
-func expand(s string, words map[string]string) (string, error) {
-	var b strings.Builder
-	for {
-		i := strings.IndexByte(s, '{')
-		if i < 0 {
-			b.WriteString(s)
-			return b.String(), nil
-		}
-		j := strings.IndexByte(s[i:], '}')
-		if j < 0 {
-			return "", errors.New("a { without its }")
-		}
-		word := s[i+1 : i+j]
-		v, ok := words[word]
-		if !ok {
-			return "", fmt.Errorf("unknown word {%s}", word)
-		}
-		b.WriteString(s[:i])
-		b.WriteString(v)
-		s = s[i+j+1:]
-	}
 }
 
 // Adopt takes the engine that the cells of a state folder keep their tenants in, unless

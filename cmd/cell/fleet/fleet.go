@@ -20,9 +20,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/channel/pki"
 	"github.com/cloister-dev/cloister/directory"
+	"github.com/cloister-dev/cloister/directory/client"
+	"github.com/cloister-dev/cloister/directory/provision"
+	"github.com/cloister-dev/cloister/directory/provision/process"
+	"github.com/cloister-dev/cloister/internal/files"
 	"github.com/cloister-dev/cloister/internal/freeport"
 	"github.com/cloister-dev/cloister/internal/pgcluster"
 	"github.com/cloister-dev/cloister/internal/supervise"
@@ -67,13 +72,15 @@ type Fleet struct {
 
 	o       Options
 	release func()
-	// life ends at Close; keepers are what looks after the Postgres servers until then.
+	// life ends at Close; keepers are what reconciles the cells until then.
 	life    context.Context
 	end     context.CancelFunc
 	keepers sync.WaitGroup
-	mu      sync.Mutex // guards clusters
-	// clusters has the Postgres server of each cell, by cell.
-	clusters map[string]*pgcluster.Cluster
+	// source has the directory's specs, cells makes them run.
+	source *client.ProvisionerClient
+	cells  *process.Provisioner
+	// versions are those that the catalogue was told of.
+	versions map[string]bool
 }
 
 // Start starts a fleet and returns once the directory, the edge and a process of
@@ -109,7 +116,7 @@ func Start(ctx context.Context, cfg Config, o Options) (_ *Fleet, err error) {
 			return nil, fmt.Errorf("service.command of %s: %w", c.Name, err)
 		}
 	}
-	f := &Fleet{Config: cfg, Layout: Layout{o.Dir}, o: o, clusters: map[string]*pgcluster.Cluster{}}
+	f := &Fleet{Config: cfg, Layout: Layout{o.Dir}, o: o}
 	f.life, f.end = context.WithCancel(context.WithoutCancel(ctx))
 	if f.release, err = f.Layout.take(); err != nil {
 		return nil, err
@@ -133,7 +140,7 @@ func (f *Fleet) start(ctx context.Context, listen string) error {
 	for _, c := range f.Config.Cells {
 		f.Info.Cells = append(f.Info.Cells, c.Name)
 	}
-	if err := f.Layout.protect(f.Info.Cells, f.Config.Store == StorePostgres && os.Geteuid() == 0); err != nil {
+	if err := f.Layout.protect(); err != nil {
 		return err
 	}
 	if _, err := secret(f.Layout.Credential(), func() string { c, _ := directory.NewOperatorCredential(); return c }); err != nil {
@@ -153,40 +160,42 @@ func (f *Fleet) start(ctx context.Context, listen string) error {
 	if err := f.onFreePorts("directory", func() error { return f.startDirectory(ctx) }); err != nil {
 		return fmt.Errorf("directory: %w", err)
 	}
-	if err := f.registerCells(ctx); err != nil {
+	if err := f.openProvisioner(); err != nil {
+		return fmt.Errorf("provisioner: %w", err)
+	}
+	specs, err := f.wish(ctx)
+	if err != nil {
 		return err
 	}
 	f.o.OnStep("edge")
 	if err := f.onFreePorts("edge", func() error { return f.startEdge(ctx) }); err != nil {
 		return fmt.Errorf("edge: %w", err)
 	}
-	var wg sync.WaitGroup
-	errs := make([]error, len(f.Config.Cells))
-	f.o.OnStep("cells " + strings.Join(f.Info.Cells, ", "))
-	for i, c := range f.Config.Cells {
-		wg.Go(func() { errs[i] = f.startCell(ctx, c) })
+	f.Info.Cells = nil
+	for _, s := range specs {
+		f.Info.Cells = append(f.Info.Cells, string(s.Cell))
 	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	f.o.OnStep("cells " + strings.Join(f.Info.Cells, ", "))
+	if err := f.startCells(ctx, specs); err != nil {
 		return err
 	}
+	f.reconcile()
 	b, err := json.MarshalIndent(f.Info, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := writeFile(f.Layout.Info(), append(b, '\n'), 0o600); err != nil {
+	if err := files.Write(f.Layout.Info(), append(b, '\n'), 0o600); err != nil {
 		return err
 	}
 	f.o.OnStep("waiting until every cell is ready")
-	if err := f.waitReady(ctx); err != nil {
-		return err
-	}
-	return nil
+	return f.waitReady(ctx, specs)
 }
 
 // Close ends every process and leaves the state folder as it is: first the edge,
 // then the cells, which still tell the directory that they leave, then it.
 func (f *Fleet) Close() {
+	f.end()
+	f.keepers.Wait()
 	if f.Procs != nil {
 		f.Procs.Remove("edge")
 		var wg sync.WaitGroup
@@ -198,14 +207,9 @@ func (f *Fleet) Close() {
 		wg.Wait()
 		f.Procs.Close()
 	}
-	f.end()
-	f.keepers.Wait()
-	f.mu.Lock()
-	clusters := f.clusters
-	f.clusters = map[string]*pgcluster.Cluster{}
-	f.mu.Unlock()
-	for _, c := range clusters {
-		_ = c.Stop()
+	if f.cells != nil {
+		f.cells.Close()
+		f.source.CloseIdleConnections()
 	}
 	_ = os.Remove(f.Layout.Info())
 	if f.release != nil {
@@ -215,11 +219,7 @@ func (f *Fleet) Close() {
 }
 
 // Cluster returns the Postgres server of a cell, or nil.
-func (f *Fleet) Cluster(cell string) *pgcluster.Cluster {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.clusters[cell]
-}
+func (f *Fleet) Cluster(cell string) *pgcluster.Cluster { return f.cells.Cluster(cells.CellID(cell)) }
 
 // certificates makes the CA and one certificate for each member of the fleet, as
 // far as they are not there yet.
@@ -237,21 +237,8 @@ func (f *Fleet) certificates() error {
 	if _, _, err := pki.EnsureReceiptKey(f.Layout.PKI()); err != nil {
 		return err
 	}
-	ids := []channel.Identity{{Role: channel.RoleDirectory, Name: "main"}, {Role: channel.RoleEdge, Name: "main"}}
-	for _, c := range f.Config.Cells {
-		ids = append(ids, channel.Identity{Role: channel.RoleCell, Name: c.Name})
-	}
-	for _, id := range ids {
-		cert, key := f.certFiles(id.Role, id.Name)
-		if _, err := os.Stat(cert); err == nil {
-			if info, err := pki.Inspect(cert, ca.CAFile(), ca.RevokedFile(), time.Now().Add(30*24*time.Hour)); err != nil || len(info.Problems) > 0 {
-				if _, err := ca.Renew(cert, key, channel.Identity{}, 0); err != nil {
-					return err
-				}
-			}
-			continue
-		}
-		if _, err := ca.Issue(id, pki.IssueOptions{Dir: f.Layout.Certs(id.Name)}); err != nil {
+	for _, id := range []channel.Identity{{Role: channel.RoleDirectory, Name: "main"}, {Role: channel.RoleEdge, Name: "main"}, {Role: channel.RoleProvisioner, Name: "main"}} {
+		if err := process.Certificate(ca, f.Layout.Certs(id.Name), id); err != nil {
 			return err
 		}
 	}
@@ -259,8 +246,7 @@ func (f *Fleet) certificates() error {
 }
 
 func (f *Fleet) certFiles(role channel.Role, name string) (cert, key string) {
-	base := filepath.Join(f.Layout.Certs(name), string(role)+"-"+name)
-	return base + ".crt", base + ".key"
+	return process.CertFiles(f.Layout.Certs(name), channel.Identity{Role: role, Name: name})
 }
 
 // channelArgs are the flags that every process of ours takes for its certificate.
@@ -288,7 +274,7 @@ var errPortTaken = errors.New("the address is already in use")
 func (f *Fleet) waitUp(ctx context.Context, name, url string) error {
 	p := f.Procs.Proc(name)
 	return poll(ctx, func(ctx context.Context) (bool, string, error) {
-		if p.Restarts() > 0 && portTaken(p.Output(0)) {
+		if p.Restarts() > 0 && process.PortTaken(p.Output(0)) {
 			return false, "", errPortTaken
 		}
 		return askOK(ctx, url, p.Log())
@@ -313,9 +299,6 @@ func (f *Fleet) startDirectory(ctx context.Context) error {
 		"--operator-credential-file", f.Layout.Credential(),
 		"--receipt-key", filepath.Join(f.Layout.PKI(), pki.ReceiptKeyFile),
 	}, f.channelArgs(channel.RoleDirectory, "main")...)
-	for _, c := range f.Config.Cells {
-		args = append(args, "--cell", c.Name)
-	}
 	if _, err := f.Procs.Start(supervise.Spec{Name: "directory", Args: append(args, f.o.DirectoryArgs...), Env: []string{processMark + "directory"}}); err != nil {
 		return err
 	}
@@ -348,8 +331,8 @@ func (f *Fleet) startEdge(ctx context.Context) error {
 	return f.waitUp(ctx, "edge", f.Info.EdgeAdmin+"/livez")
 }
 
-// waitReady waits for the edge and for one ready process of each cell.
-func (f *Fleet) waitReady(ctx context.Context) error {
+// waitReady waits for the edge, and until each cell serves with its processes ready.
+func (f *Fleet) waitReady(ctx context.Context, specs []provision.Spec) error {
 	if err := waitOK(ctx, f.Info.EdgeAdmin+"/readyz", f.Procs.Proc("edge").Log()); err != nil {
 		return fmt.Errorf("edge: %w", err)
 	}
@@ -357,15 +340,17 @@ func (f *Fleet) waitReady(ctx context.Context) error {
 		if err := f.crashing(); err != nil {
 			return false, "", err
 		}
-		members, err := f.readyMembers(ctx)
+		ready, serves, err := f.serving(ctx)
 		if err != nil {
 			return false, err.Error(), nil
 		}
 		var missing []string
-		for _, c := range f.Config.Cells {
-			if members[c.Name] < c.Replicas {
-				missing = append(missing, fmt.Sprintf("%s has %d of %d processes ready (log: %s)", c.Name, members[c.Name], c.Replicas,
-					filepath.Join(f.Layout.Logs(), c.Name+"-1.log")))
+		for _, s := range specs {
+			if ready[s.Cell] < s.Replicas {
+				missing = append(missing, fmt.Sprintf("%s has %d of %d processes ready (log: %s)", s.Cell, ready[s.Cell], s.Replicas,
+					filepath.Join(f.Layout.Logs(), string(s.Cell)+"-1.log")))
+			} else if !serves[s.Cell] {
+				missing = append(missing, fmt.Sprintf("%s does not serve yet", s.Cell))
 			}
 		}
 		sort.Strings(missing)

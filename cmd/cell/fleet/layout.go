@@ -11,8 +11,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
+
+	"github.com/cloister-dev/cloister/directory/provision/process"
+	"github.com/cloister-dev/cloister/internal/files"
 )
 
 // Layout names the files of a fleet's state folder.
@@ -30,9 +32,15 @@ func (l Layout) PassFile(cell string) string { return filepath.Join(l.Cell(cell)
 func (l Layout) Credential() string          { return filepath.Join(l.Dir, "operator.credential") }
 func (l Layout) AdmissionKey() string        { return filepath.Join(l.Dir, "admission.key") }
 func (l Layout) CellKey(cell string) string  { return filepath.Join(l.Cell(cell), "admission.key") }
-func (l Layout) Info() string                { return filepath.Join(l.Dir, "fleet.json") }
-func (l Layout) engine() string              { return filepath.Join(l.Dir, "store") }
-func (l Layout) lock() string                { return filepath.Join(l.Dir, "lock") }
+func (l Layout) Secret(name, key string) string {
+	return filepath.Join(l.Dir, "secrets", name, key)
+}
+func (l Layout) Retired(cell string, generation int64) string {
+	return filepath.Join(l.Dir, "retired", fmt.Sprintf("%s-g%d", cell, generation))
+}
+func (l Layout) Info() string   { return filepath.Join(l.Dir, "fleet.json") }
+func (l Layout) engine() string { return filepath.Join(l.Dir, "store") }
+func (l Layout) lock() string   { return filepath.Join(l.Dir, "lock") }
 
 // Info is what cell dev writes for the other commands: where its listeners are.
 type Info struct {
@@ -94,19 +102,19 @@ func (l Layout) take() (release func(), err error) {
 }
 
 // protect makes the folders of the fleet, which nobody but this user can look into.
-// With postgresUser a server of another user runs below Postgres: the way there can
-// be walked then, and nothing on it be listed or read.
-func (l Layout) protect(cellNames []string, postgresUser bool) error {
-	dirs := []string{l.PKI(), filepath.Dir(l.Certs("x")), l.Logs(), l.Directory(), l.Edge(), filepath.Dir(l.Cell("x"))}
-	for _, c := range cellNames {
-		dirs = append(dirs, l.Cell(c))
-	}
-	for _, d := range dirs {
-		if err := privateDir(d, 0o700); err != nil {
+func (l Layout) protect() error {
+	for _, d := range []string{l.PKI(), filepath.Dir(l.Certs("x")), l.Logs(), l.Directory(), l.Edge(), filepath.Dir(l.Cell("x"))} {
+		if err := files.Folder(d, 0o700); err != nil {
 			return err
 		}
 	}
-	if !postgresUser {
+	return nil
+}
+
+// walkable lets the user whose Postgres servers run below Postgres, when root starts
+// them, get there: the way can be walked, and nothing on it be listed or read.
+func (l Layout) walkable() error {
+	if os.Geteuid() != 0 {
 		return nil
 	}
 	st, err := os.Stat(l.Dir)
@@ -116,33 +124,7 @@ func (l Layout) protect(cellNames []string, postgresUser bool) error {
 	if err := os.Chmod(l.Dir, st.Mode().Perm()|0o011); err != nil {
 		return err
 	}
-	return privateDir(filepath.Dir(l.Postgres("x")), 0o711)
-}
-
-// privateDir makes a folder with the mode, or gives it to the one that is there.
-func privateDir(dir string, mode fs.FileMode) error {
-	if err := os.MkdirAll(dir, mode); err != nil {
-		return err
-	}
-	return os.Chmod(dir, mode)
-}
-
-// writeFile replaces a file at once: a reader sees the old content or the new.
-func writeFile(path string, data []byte, mode fs.FileMode) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chmod(mode), tmp.Sync(), tmp.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
+	return files.Folder(filepath.Dir(l.Postgres("x")), 0o711)
 }
 
 // secret returns the content of a file, made the first time.
@@ -155,7 +137,7 @@ func secret(path string, fresh func() string) (string, error) {
 		return "", err
 	}
 	s := fresh()
-	return s, writeFile(path, []byte(s), 0o600)
+	return s, files.Write(path, []byte(s), 0o600)
 }
 
 // newKey makes an admission key as [ReadKey] reads it.
@@ -166,14 +148,4 @@ func newKey() string {
 }
 
 // ReadKey reads a key of at least 16 bytes, written in hexadecimal.
-func ReadKey(path string) ([]byte, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	key, err := hex.DecodeString(strings.TrimSpace(string(b)))
-	if err != nil || len(key) < 16 {
-		return nil, fmt.Errorf("%s does not hold at least 32 hexadecimal digits", path)
-	}
-	return key, nil
-}
+func ReadKey(path string) ([]byte, error) { return process.ReadKey(path) }

@@ -13,11 +13,13 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/cloister-dev/cloister/directory/provision/process"
 )
 
 // processMark begins the environment variable that says which process of a fleet a
 // process is: "directory", "edge", "<cell>-<n>" or "<cell>-postgres".
-const processMark = "CELL_DEV_PROCESS="
+const processMark = process.Mark
 
 // Processes returns the running processes of the fleet that info describes, by
 // name. [ErrStopped] when the process that started it is gone.

@@ -63,6 +63,8 @@ type Config struct {
 	// Agent, if set, gives the address of a process's agent and the URL at which others
 	// reach it. Ports do not change then when one is taken.
 	Agent func(cell cells.CellID) (addr, url string, err error)
+	// BeforePostgres, if set, is called before a Postgres server is started.
+	BeforePostgres func() error
 	// NoSync gives up durability of Postgres against a crash of the machine.
 	NoSync bool
 	// ReadyWithin is how long a new process may take to be ready; default 60 s.

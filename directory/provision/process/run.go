@@ -97,6 +97,11 @@ func (p *Provisioner) makeStore(ctx context.Context, c *cell, s *provision.Spec)
 // startCluster starts the cell's own Postgres server and keeps it running.
 func (p *Provisioner) startCluster(ctx context.Context, c *cell) (store, error) {
 	name := string(c.id)
+	if p.cfg.BeforePostgres != nil {
+		if err := p.cfg.BeforePostgres(); err != nil {
+			return store{}, err
+		}
+	}
 	dir := p.cfg.Layout.Postgres(name)
 	old := filepath.Join(p.cfg.Layout.Cell(name), "postgres") // where it was when cells' folders were open
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
