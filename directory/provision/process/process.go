@@ -99,7 +99,7 @@ type cell struct {
 	store    *store
 	cluster  *pgcluster.Cluster
 	unkeep   func() // ends what looks after the server
-	observed int64 // generation of the last call that was completed
+	observed int64  // generation of the last call that was completed
 	draining bool
 	last     provision.Spec
 }

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process_test
+
+import "log/slog"
+
+var discard = slog.New(slog.DiscardHandler)
