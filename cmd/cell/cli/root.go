@@ -172,9 +172,9 @@ through its state folder (--fleet, $CELL_FLEET_DIR, default .cell).`,
 		}
 	}
 	add("fleet", a.devCmd(), a.pkiCmd(), a.benchCmd())
-	add("tenants", a.cellsCmd(), a.placeCmd(), a.whichCmd(), a.limitCmd(), a.credentialCmd(), a.tenantsCmd(), a.explainCmd())
+	add("tenants", a.cellsCmd(), a.versionsCmd(), a.placeCmd(), a.whichCmd(), a.limitCmd(), a.credentialCmd(), a.tenantsCmd(), a.explainCmd())
 	add("moves", a.moveCmd(), a.preflightCmd(), a.movesCmd(), a.campaignCmd(), a.rebalanceCmd(), a.rolloutCmd(), a.budgetCmd())
-	add("servers", a.directoryCmd(), a.routerCmd(), a.sidecarCmd(), a.tableCmd())
+	add("servers", a.directoryCmd(), a.routerCmd(), a.provisionerCmd(), a.renderCmd(), a.sidecarCmd(), a.tableCmd())
 	root.AddCommand(a.docsCmd(), a.versionCmd())
 	wrapArgs(root)
 	return root

@@ -156,7 +156,7 @@ func (a *app) cellsCmd() *cobra.Command {
 			})
 		}),
 	}
-	c.AddCommand(a.cellSetCmd())
+	c.AddCommand(a.cellSetCmd(), a.cellProvisionCmd(), a.cellUpgradeCmd(), a.cellDrainCmd(), a.cellRetireCmd(), a.cellStatusCmd())
 	return c
 }
 

@@ -15,6 +15,11 @@
 // be walked, and nothing on it be listed. A Postgres server asks for the password
 // that is in its own folder; no command line has it.
 //
+// Cells are made by a provisioner (package directory/provision/process) from the specs in
+// the directory. The fleet file's cells become specs at the start, unless an operator has
+// changed them since; cells that an operator has made are started with them. A left-out
+// cell of the file is not.
+//
 // Every process is a child of the starting one and is started again when it
 // ends by itself (package internal/supervise), Postgres servers too; ports stay the
 // same across restarts, unless another program has taken one of a cell's process.
