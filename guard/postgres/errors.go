@@ -18,6 +18,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
 	"github.com/cloister-dev/cloister/guard/internal/txrun"
+	"github.com/cloister-dev/cloister/guard/tenancy"
 )
 
 const (
@@ -40,7 +41,7 @@ func sqlState(err error) string {
 // translate adds the sentinel that a caller can act on; errors that already
 // carry one, and those of the service itself, pass unchanged.
 func translate(err error) error {
-	if err == nil || errors.Is(err, cells.ErrFenced) || errors.Is(err, cells.ErrStaleOrder) || errors.Is(err, guard.ErrContended) {
+	if err == nil || errors.Is(err, cells.ErrFenced) || errors.Is(err, cells.ErrStaleOrder) || errors.Is(err, guard.ErrContended) || errors.Is(err, tenancy.ErrRefused) {
 		return err
 	}
 	switch s := sqlState(err); {
@@ -48,6 +49,8 @@ func translate(err error) error {
 		return fmt.Errorf("%w: %w", cells.ErrFenced, err)
 	case s == stateNotClosed:
 		return fmt.Errorf("%w: %w", cells.ErrStaleOrder, err)
+	case s == tenancy.SQLState:
+		return fmt.Errorf("%w: %w", tenancy.ErrRefused, err)
 	case s == stateSerialization, s == stateDeadlock:
 		return fmt.Errorf("%w: %w", guard.ErrContended, err)
 	case s == stateLockTimeout, strings.HasPrefix(s, "08"), strings.HasPrefix(s, "53"), strings.HasPrefix(s, "57P"):

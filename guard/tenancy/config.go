@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/internal/hostname"
 )
 
 // EndUserIssuer is an issuer whose tokens are for its own tenants only.
@@ -138,7 +139,7 @@ func hostOf(raw string) (string, error) {
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil {
 		return "", fmt.Errorf("%q is no http or https URL", raw)
 	}
-	return normalHost(u.Host)
+	return hostname.Normalize(u.Host)
 }
 
 // Everybody reports whether a value of a tenant column names no single tenant: ”,

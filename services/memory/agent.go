@@ -14,6 +14,7 @@ import (
 	transfersqlite "github.com/cloister-dev/cloister/transfer/sqlite"
 
 	guardpg "github.com/cloister-dev/cloister/guard/postgres"
+	tenancypg "github.com/cloister-dev/cloister/guard/postgres/tenancy"
 	guardsqlite "github.com/cloister-dev/cloister/guard/sqlite"
 )
 
@@ -54,7 +55,14 @@ func (s *Store) sqliteAgent(ctx context.Context, g *guardsqlite.Guard, o ...tran
 }
 
 func (s *Store) postgresAgent(ctx context.Context, o ...transfer.Option) (*transfer.Mover, func() error, error) {
-	pool, err := pgxpool.New(ctx, s.dsn)
+	cfg, err := pgxpool.ParseConfig(s.dsn)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.checked {
+		tenancypg.Mark(cfg.ConnConfig, "")
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
 	guardpg "github.com/cloister-dev/cloister/guard/postgres"
+	tenancypg "github.com/cloister-dev/cloister/guard/postgres/tenancy"
 	guardsqlite "github.com/cloister-dev/cloister/guard/sqlite"
 )
 
@@ -50,12 +51,16 @@ type engine struct {
 	// question: the driver takes ?1 in place of $1.
 	question bool
 	suffix   string
+	checked  bool // sessions are marked
 }
 
 // OpenOptions say how a store is opened.
 type OpenOptions struct {
 	// Cell is the cell's name; "" runs the service alone.
 	Cell cells.CellID
+	// Checked says that the process runs the tenancy check of a deployment that is one
+	// cell: its sessions tell the database so. Only for Postgres.
+	Checked bool
 }
 
 // OpenSQLite opens (or makes) a store in one file. Close it.
@@ -88,6 +93,9 @@ func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error
 	if !strings.Contains(dsn, "connect_timeout") && os.Getenv("PGCONNECT_TIMEOUT") == "" {
 		cfg.ConnectTimeout = 5 * time.Second
 	}
+	if o.Checked {
+		tenancypg.Mark(cfg, "")
+	}
 	db := stdlib.OpenDB(*cfg)
 	db.SetMaxOpenConns(32)
 	db.SetMaxIdleConns(32)
@@ -101,11 +109,11 @@ func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return open(ctx, dsn, &engine{db: db, guard: g, alone: o.Cell == "", suffix: " FOR UPDATE"}, schemaPostgres)
+	return open(ctx, dsn, &engine{db: db, guard: g, alone: o.Cell == "", suffix: " FOR UPDATE", checked: o.Checked}, schemaPostgres)
 }
 
 func open(ctx context.Context, dsn string, e *engine, schema string) (*Store, error) {
-	s := &Store{dsn: dsn, db: e.db, d: e, outbox: e.guard, guard: e.guard}
+	s := &Store{dsn: dsn, checked: e.checked, db: e.db, d: e, outbox: e.guard, guard: e.guard}
 	if err := s.migrate(ctx, schema, !e.question); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

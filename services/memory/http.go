@@ -12,10 +12,14 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"strings"
+	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard"
+	"github.com/cloister-dev/cloister/guard/tenancy"
+	checks "github.com/cloister-dev/cloister/member/tenancy"
 )
 
 // Service answers the memory API from a store. Make it with [New].
@@ -42,21 +46,49 @@ func New(store *Store, o Options) *Service {
 	return &Service{store: store, events: store.Outbox(), log: o.Log, tenant: o.Tenant}
 }
 
+// Route is one call of the API, for whoever has to know all of them.
+type Route struct {
+	// Pattern is the mux's.
+	Pattern string
+	// Request is what the body is decoded into; nil when there is none.
+	Request reflect.Type
+	// Parameters are what else is read of a request: headers, and query parameters
+	// with a question mark.
+	Parameters []string
+
+	handler http.HandlerFunc
+}
+
+// op is a call with a JSON body.
+func op[In any](s *Service, name string, h func(context.Context, cells.TenantID, In) (any, error)) Route {
+	return Route{Pattern: "POST /v1/memory." + name, Request: reflect.TypeFor[In](), Parameters: []string{"X-Tenant"},
+		handler: func(w http.ResponseWriter, r *http.Request) {
+			s.call(w, r, func(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
+				in, err := decode[In](body)
+				if err != nil {
+					return nil, err
+				}
+				return h(ctx, t, in)
+			})
+		}}
+}
+
+// Routes lists the calls that Handler serves; there are no others.
+func (s *Service) Routes() []Route {
+	return []Route{
+		op(s, "set", s.set), op(s, "get", s.get), op(s, "delete", s.delete), op(s, "list", s.list), op(s, "history", s.history),
+		op(s, "bulk_set", s.bulkSet), op(s, "bulk_get", s.bulkGet),
+		{Pattern: "GET /v1/events", Parameters: []string{"X-Tenant", "Last-Event-ID", "?after"}, handler: s.stream},
+	}
+}
+
 // Handler returns the API. In a cell it is wrapped by the member's gate, which
 // puts the admission into each request's context.
 func (s *Service) Handler() http.Handler {
 	mux := http.NewServeMux()
-	post := func(path string, h func(ctx context.Context, t cells.TenantID, body []byte) (any, error)) {
-		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { s.call(w, r, h) })
+	for _, r := range s.Routes() {
+		mux.HandleFunc(r.Pattern, r.handler)
 	}
-	post("/v1/memory.set", s.set)
-	post("/v1/memory.get", s.get)
-	post("/v1/memory.delete", s.delete)
-	post("/v1/memory.list", s.list)
-	post("/v1/memory.history", s.history)
-	post("/v1/memory.bulk_set", s.bulkSet)
-	post("/v1/memory.bulk_get", s.bulkGet)
-	mux.HandleFunc("GET /v1/events", s.stream)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if h, pattern := mux.Handler(r); pattern == "" {
 			s.notServed(w, r, h)
@@ -91,6 +123,9 @@ func (s *statusOnly) Write(p []byte) (int, error) { return len(p), nil }
 
 func (s *Service) tenantOf(r *http.Request) (cells.TenantID, error) {
 	if a, ok := cells.AdmissionFromContext(r.Context()); ok {
+		if c, ok := checks.FromContext(r.Context()); ok && c.Tenant != a.Tenant {
+			return "", &cells.Answer{Code: cells.CodeForbidden, Detail: "the credential is not for the tenant that the request was routed by"}
+		}
 		return a.Tenant, nil
 	}
 	if s.tenant == nil {
@@ -203,6 +238,10 @@ func (s *Service) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case cells.AnswerOf(err) != nil:
 		cells.WriteProblem(w, r, cells.AnswerOf(err))
 		return
+	case errors.Is(err, tenancy.ErrRefused):
+		// The stores themselves refused; this process's own check did not.
+		cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeTenancyRefused, Detail: "the cell's stores do not hold the tenant", RetryAfter: 5 * time.Second, Err: err})
+		return
 	case errors.Is(err, cells.ErrFenced):
 		// Refused as a whole, nothing was written: whoever serves the tenant now may
 		// be asked again.
@@ -231,11 +270,7 @@ func writeProblem(w http.ResponseWriter, p problem) {
 	_ = json.NewEncoder(w).Encode(p)
 }
 
-func (s *Service) set(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
-	wr, err := decode[Write](body)
-	if err != nil {
-		return nil, err
-	}
+func (s *Service) set(ctx context.Context, t cells.TenantID, wr Write) (any, error) {
 	items, err := s.store.Write(ctx, t, "memory.set", []Write{wr})
 	if err != nil {
 		return nil, err
@@ -243,14 +278,12 @@ func (s *Service) set(ctx context.Context, t cells.TenantID, body []byte) (any, 
 	return items[0], nil
 }
 
-func (s *Service) delete(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
-	in, err := decode[struct {
-		Ref
-		IfVersion *int64 `json:"if_version"`
-	}](body)
-	if err != nil {
-		return nil, err
-	}
+type deleteRequest struct {
+	Ref
+	IfVersion *int64 `json:"if_version"`
+}
+
+func (s *Service) delete(ctx context.Context, t cells.TenantID, in deleteRequest) (any, error) {
 	items, err := s.store.Write(ctx, t, "memory.delete", []Write{{Ref: in.Ref, IfVersion: in.IfVersion, Delete: true}})
 	if err != nil {
 		return nil, err
@@ -258,13 +291,11 @@ func (s *Service) delete(ctx context.Context, t cells.TenantID, body []byte) (an
 	return items[0], nil
 }
 
-func (s *Service) bulkSet(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
-	in, err := decode[struct {
-		Items []Write `json:"items"`
-	}](body)
-	if err != nil {
-		return nil, err
-	}
+type bulkSetRequest struct {
+	Items []Write `json:"items"`
+}
+
+func (s *Service) bulkSet(ctx context.Context, t cells.TenantID, in bulkSetRequest) (any, error) {
 	if len(in.Items) == 0 || len(in.Items) > MaxBulk {
 		return nil, fmt.Errorf("%w: items has %d entries; 1 to %d are allowed", ErrBadRequest, len(in.Items), MaxBulk)
 	}
@@ -275,11 +306,7 @@ func (s *Service) bulkSet(ctx context.Context, t cells.TenantID, body []byte) (a
 	return map[string]any{"items": items}, nil
 }
 
-func (s *Service) get(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
-	ref, err := decode[Ref](body)
-	if err != nil {
-		return nil, err
-	}
+func (s *Service) get(ctx context.Context, t cells.TenantID, ref Ref) (any, error) {
 	items, err := s.store.Read(ctx, t, []Ref{ref})
 	if err != nil {
 		return nil, err
@@ -290,13 +317,11 @@ func (s *Service) get(ctx context.Context, t cells.TenantID, body []byte) (any, 
 	return items[0], nil
 }
 
-func (s *Service) bulkGet(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
-	in, err := decode[struct {
-		Items []Ref `json:"items"`
-	}](body)
-	if err != nil {
-		return nil, err
-	}
+type bulkGetRequest struct {
+	Items []Ref `json:"items"`
+}
+
+func (s *Service) bulkGet(ctx context.Context, t cells.TenantID, in bulkGetRequest) (any, error) {
 	if len(in.Items) == 0 || len(in.Items) > MaxBulk {
 		return nil, fmt.Errorf("%w: items has %d entries; 1 to %d are allowed", ErrBadRequest, len(in.Items), MaxBulk)
 	}
@@ -325,16 +350,14 @@ func pageSize(limit int) (int, error) {
 	return limit, nil
 }
 
-func (s *Service) list(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
-	in, err := decode[struct {
-		Namespace string `json:"namespace"`
-		Prefix    string `json:"prefix"`
-		Cursor    string `json:"cursor"`
-		Limit     int    `json:"limit"`
-	}](body)
-	if err != nil {
-		return nil, err
-	}
+type listRequest struct {
+	Namespace string `json:"namespace"`
+	Prefix    string `json:"prefix"`
+	Cursor    string `json:"cursor"`
+	Limit     int    `json:"limit"`
+}
+
+func (s *Service) list(ctx context.Context, t cells.TenantID, in listRequest) (any, error) {
 	if err := validName("namespace", in.Namespace, MaxNamespace); err != nil {
 		return nil, err
 	}
@@ -357,15 +380,13 @@ func (s *Service) list(ctx context.Context, t cells.TenantID, body []byte) (any,
 	return p, nil
 }
 
-func (s *Service) history(ctx context.Context, t cells.TenantID, body []byte) (any, error) {
-	in, err := decode[struct {
-		Ref
-		Before int64 `json:"before"`
-		Limit  int   `json:"limit"`
-	}](body)
-	if err != nil {
-		return nil, err
-	}
+type historyRequest struct {
+	Ref
+	Before int64 `json:"before"`
+	Limit  int   `json:"limit"`
+}
+
+func (s *Service) history(ctx context.Context, t cells.TenantID, in historyRequest) (any, error) {
 	if err := in.Ref.Validate(); err != nil {
 		return nil, err
 	}

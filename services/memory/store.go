@@ -26,11 +26,12 @@ var Tables = []guard.Table{
 // Store keeps memories in SQLite or Postgres; the two differ only in dialect.
 // Every write is one guarded transaction with one event.
 type Store struct {
-	dsn    string
-	db     *sql.DB
-	d      dialect
-	outbox guard.Outbox
-	guard  Guard
+	dsn     string
+	checked bool // its sessions are marked
+	db      *sql.DB
+	d       dialect
+	outbox  guard.Outbox
+	guard   Guard
 }
 
 // dialect is what the two databases do differently.

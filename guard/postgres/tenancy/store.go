@@ -115,6 +115,9 @@ func Open(dsn string, opts ...Option) (*Store, error) {
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 5 * time.Second
 	}
+	// The rows are read at the primary: a standby may be behind, also one that was the
+	// primary when the connection was made.
+	cfg.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	p := cfg.ConnConfig.RuntimeParams
 	// Whatever the database's default is: an insert that finds the mode changed has to
 	// see that.

@@ -11,11 +11,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/member"
 	"github.com/cloister-dev/cloister/services/memory"
 )
@@ -23,6 +25,9 @@ import (
 // Main runs the service until ctx ends and returns the exit code: 0 when it was
 // asked to end, 1 when it failed, 2 for a wrong command line.
 func Main(ctx context.Context, args []string, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "import" {
+		return importMain(ctx, args[1:], os.Stdin, stderr)
+	}
 	var o options
 	fs := flag.NewFlagSet("memory", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -36,9 +41,10 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 	fs.BoolVar(&o.publish.publicOnly, "publish-public-only", false, "refuse webhooks to addresses that are not public")
 	fs.Float64Var(&o.fault.percent, "fault-percent", 0, "for rehearsals of rollouts: fail so many percent of requests with 500, before anything of them has run")
 	fs.DurationVar(&o.fault.delay, "fault-delay", 0, "for rehearsals of rollouts: answer each request so much later")
+	fs.StringVar(&o.issuers, "issuers", "", "file with the issuers whose bearer tokens are accepted, for a process with CELL set: a JSON list of {issuer, jwks, audience, tenants}")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Usage = func() {
-		fmt.Fprint(stderr, "usage: memory [flags]\n\nServe the agent-memory API. With CELL_ variables in the environment it is a process of\nthat cell; without them an ordinary service, with the tenant in the X-Tenant header.\n\n")
+		fmt.Fprint(stderr, "usage: memory [flags]\n       memory import --tenant T [flags] < items.ndjson\n\nServe the agent-memory API. With CELL_ variables in the environment it is a process of\nthat cell; without them an ordinary service, with the tenant in the X-Tenant header.\nWith CELL set it is a process of a deployment that is one cell, and checks tenants.\n\n")
 		fs.PrintDefaults()
 	}
 	if err := fs.Parse(args); err != nil {
@@ -69,6 +75,8 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 
 type options struct {
 	listen, admin, store, dsn string
+	issuers, build            string
+	command                   bool // it is a command, no process that serves
 	publish                   publishing
 	fault                     faults
 	verbose                   bool
@@ -79,11 +87,19 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
+	settings, is, err := o.boot()
+	if err != nil {
+		return err
+	}
+	if inCell && settings.Cell != "" && settings.Cell != cfg.Cell {
+		return fmt.Errorf("%w: CELL is %s and CELL_ID is %s", cells.ErrInvalid, settings.Cell, cfg.Cell)
+	}
+	o.build = cfg.Version
 	open := memory.OpenSQLite
 	if o.store == "postgres" {
 		open = memory.OpenPostgres
 	}
-	store, err := open(ctx, o.dsn, memory.OpenOptions{Cell: cfg.Cell})
+	store, err := open(ctx, o.dsn, memory.OpenOptions{Cell: cfg.Cell, Checked: settings.Cell != ""})
 	if err != nil {
 		return err
 	}
@@ -93,6 +109,16 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, dep.close()) }()
+	d, err := o.openCell(ctx, settings, is, dep, log)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	check, err := d.start(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, leave(ctx, check)) }()
 	relay, closePublisher, err := o.publish.relay(store, log)
 	if err != nil {
 		return err
@@ -105,29 +131,43 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	defer ln.Close()
 	metrics := prometheus.NewRegistry()
 	if !inCell {
-		log.Info("no cell around; serving alone", "listen", ln.Addr())
+		log.Info("no fleet around; serving alone", "listen", ln.Addr(), "cell", settings.Cell)
 		if relay != nil {
 			life, stop := context.WithCancel(ctx)
 			done := make(chan struct{})
-			go func() { defer close(done); _ = relay.Run(life) }()
+			go func() { defer close(done); _ = aside(life, check, relay.Run) }()
 			defer func() { stop(); <-done }()
 		}
-		api := memory.New(store, memory.Options{Log: log, Tenant: memory.HeaderTenant("X-Tenant")}).Handler()
-		return o.serve(ctx, ln, dep.handler(api), alive(), metrics, func(context.Context) error { return nil })
+		tenant, health := memory.HeaderTenant("X-Tenant"), alive()
+		if settings.Cell != "" {
+			tenant = checkedTenant
+		}
+		if check != nil {
+			health = check.HealthHandler()
+		}
+		api := memory.New(store, memory.Options{Log: log, Tenant: tenant}).Handler()
+		return o.serve(ctx, ln, dep.handler(d.guard(check, api)), health, metrics, func(context.Context) error { return nil })
 	}
 	agent, closeAgent, err := store.Agent(ctx, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAgent()) }()
-	m, err := member.Join(ctx, cfg, member.WithLogger(log), member.WithMetrics(metrics), member.WithStore(member.Store{
-		Keeper: store.Guard(), Agent: agent, Relay: relay, Tables: memory.Tables, Engine: o.store}))
+	mopts := []member.Option{member.WithLogger(log), member.WithMetrics(metrics)}
+	if check != nil {
+		mopts = append(mopts, member.WithCheck(check.Check))
+		if relay != nil {
+			relay = standsAside{relay, check}
+		}
+	}
+	mopts = append(mopts, member.WithStore(member.Store{Keeper: store.Guard(), Agent: agent, Relay: relay, Tables: memory.Tables, Engine: o.store}))
+	m, err := member.Join(ctx, cfg, mopts...)
 	if err != nil {
 		return err
 	}
 	api := o.fault.around(memory.New(store, memory.Options{Log: log}).Handler())
 	// First nobody is sent here any more, then what runs ends, then the member does.
-	err = o.serve(ctx, ln, dep.handler(m.Handler(api)), m.HealthHandler(), metrics, m.Retire)
+	err = o.serve(ctx, ln, dep.handler(d.guardMember(check, m, api)), m.HealthHandler(), metrics, m.Retire)
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	return errors.Join(err, m.Close(end))

@@ -29,6 +29,9 @@ func (o *options) openDeployment(ctx context.Context, log *slog.Logger) (_ *depl
 	if err != nil {
 		return nil, err
 	}
+	if o.command {
+		port = 0 // its cell's processes have it
+	}
 	cfg, err := open.FromEnv()
 	if err != nil {
 		return nil, err
