@@ -29,6 +29,9 @@
 // client reads before it repeats, or uses if_version. An event stream ends cleanly
 // when the tenant moves; the client reconnects with Last-Event-ID.
 //
+// A row that the stores refuse because the cell does not hold the tenant answers
+// TENANCY_REFUSED; see package guard/tenancy for deployments that are one cell.
+//
 // Run alone, without CELL_ variables, it is an ordinary service: the tenant comes
 // from the X-Tenant header, or is "default".
 package memory

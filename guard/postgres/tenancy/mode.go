@@ -17,11 +17,11 @@ import (
 	"github.com/cloister-dev/cloister/guard/tenancy"
 )
 
-// Bounds of one try to write the mode. The server keeps them, so that a writer that
-// stalls frees the lock by itself.
+// Bounds of one try to write the mode. The server keeps them up to the commit, so that
+// a writer that stalls frees the lock by itself.
 const (
 	modeLockTry   = time.Second     // waiting for the lock, with later inserts behind
-	modeStatement = 3 * time.Second // each statement, the commit's wait for a standby included
+	modeStatement = 3 * time.Second // each statement, and the commit's wait for a standby
 	modeIdle      = 2 * time.Second // between statements
 	modeGap       = 500 * time.Millisecond
 	// modeTry is the longest that a try can take to commit.
@@ -157,7 +157,11 @@ func (s *Store) writeMode(ctx context.Context, conn *pgx.Conn, mode tenancy.Mode
 	if s.stall != nil {
 		s.stall(ctx, n)
 	}
-	return translate(tx.Commit(ctx))
+	// The server's statement timeout ends before a commit begins to wait for a standby,
+	// so this wait is bounded here, and the session is ended afterwards.
+	cctx, cancel := context.WithTimeout(ctx, modeStatement)
+	defer cancel()
+	return translate(tx.Commit(cctx))
 }
 
 // endSession ends a backend and waits until it has left.

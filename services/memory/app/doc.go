@@ -5,6 +5,12 @@
 // process of that cell and answers only what an edge admitted there, without any
 // CELL_ variable it is an ordinary service.
 //
+// With CELL, which needs Postgres and --issuers, it is a process of a deployment that
+// is one cell, with or without CELL_ID: the tenant is that of a verified bearer token,
+// and the cell's own rows say whether it is served (package member/tenancy). Without
+// CELL they are read as well, and gate the process on a cell that checks. The relay
+// stands aside while the process is gated.
+//
 //	starting -> reconciling fences -> ready -> retiring -> ended
 //
 // A failure before ready ends the program; whoever supervises it starts it again.
