@@ -31,8 +31,8 @@ type Settings struct {
 	// Configuration is what the fingerprint is made of: CELL_PUBLIC_BASE_URL,
 	// CELL_ISSUER_URL, CELL_OIDC_ISSUER, CELL_OIDC_CLIENT_ID, CELL_SCIM,
 	// CELL_BEARER_ISSUERS (separated by commas), CELL_END_USER_ISSUERS (JSON),
-	// CELL_TENANTS (separated by commas), CELL_BUCKET, CELL_BUCKET_PREFIX. Its
-	// DeploymentID is the stores' to tell.
+	// CELL_TENANTS (separated by commas). Its DeploymentID, Bucket and Prefix are the
+	// stores' to tell.
 	Configuration tenancy.Config
 }
 
@@ -80,7 +80,6 @@ func fromEnv(lookup func(string) (string, bool)) (s Settings, err error) {
 	for _, t := range list(get("CELL_TENANTS")) {
 		c.Tenants = append(c.Tenants, cells.TenantID(t))
 	}
-	c.Bucket, c.Prefix = get("CELL_BUCKET"), get("CELL_BUCKET_PREFIX")
 	if v := get("CELL_SCIM"); v != "" {
 		if c.SCIM, err = strconv.ParseBool(v); err != nil {
 			return bad("CELL_SCIM", "%q is not true or false", v)
