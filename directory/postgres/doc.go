@@ -24,12 +24,13 @@
 // # Losing nothing
 //
 // What was answered must survive the loss of the primary. So [Open] refuses a server
-// without a synchronous standby that streams, and [Store.Ping], on which readiness
-// rests, fails while there is none; [Options.AllowAsynchronous] turns both into an
-// error in the log, at the start and whenever it is looked at. Each change switches
-// synchronous_commit on for itself where it is off or local. While the
-// last synchronous standby is away, commits wait, and end with
-// [cells.ErrUnavailable]: they may have been made.
+// that waits for no synchronous standby, or whose standbys it may not see;
+// [Options.AllowAsynchronous] turns that into an error in the log, at the start and
+// whenever it is looked at. One that waits for a standby which is away is opened, since
+// nothing that it answers can be lost and routers have to start: that is an error in the
+// log, and [Store.Ping], on which readiness rests, fails until the standby streams.
+// Changes wait meanwhile, and end with [cells.ErrUnavailable]: they may have been made.
+// Each change switches synchronous_commit on for itself where it is off or local.
 //
 // # Migrations
 //

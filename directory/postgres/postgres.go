@@ -63,7 +63,7 @@ var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,39}$`)
 // Open connects to the database at url (a URL or a keyword string, as pgx takes it),
 // migrates it, and looks for a synchronous standby. The caller closes the store.
 // Errors wrap [cells.ErrInvalid] (no address, a schema that this build does not run
-// on, no synchronous standby) or [cells.ErrUnavailable]; they do not hold the
+// on, no synchronous standby configured) or [cells.ErrUnavailable]; they do not hold the
 // password.
 func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	sub, err := fs.Sub(migrations, "migrations")
@@ -110,7 +110,7 @@ func open(ctx context.Context, url string, o Options, known fs.FS) (*Store, erro
 	db.SetMaxIdleConns(o.Connections)
 	db.SetConnMaxIdleTime(5 * time.Minute)
 	s := &Store{Store: sqlstore.New(db, db, d), db: db, async: o.AllowAsynchronous, log: o.Logger}
-	if err := s.standbys(ctx, cells.ErrInvalid); err != nil {
+	if err := s.required(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
@@ -122,7 +122,7 @@ func (s *Store) Ping(ctx context.Context) error {
 	if err := s.Store.Ping(ctx); err != nil {
 		return err
 	}
-	return s.standbys(ctx, cells.ErrUnavailable)
+	return s.ready(ctx)
 }
 
 // migrate brings the schema to this build's, or finds that this build runs on it.

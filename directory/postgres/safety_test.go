@@ -184,12 +184,14 @@ func TestStandbyIsRequired(t *testing.T) {
 	}
 	var strict *postgres.Store
 	log.Reset()
-	until("a standby that streams", func() bool {
+	until("the configuration", func() bool {
 		var err error
 		strict, err = open(false, &log)
 		return err == nil
 	})
 	defer strict.Close()
+	until("a standby that streams", func() bool { return strict.Ping(t.Context()) == nil })
+	log.Reset()
 	if err := errors.Join(strict.Ping(t.Context()), strict.AppendAudit(t.Context(), api.AuditEntry{At: time.Now(), Action: "x"})); err != nil || log.Len() > 0 {
 		t.Errorf("with a standby: %v, %s", err, log.String())
 	}
@@ -202,6 +204,17 @@ func TestStandbyIsRequired(t *testing.T) {
 	defer cancel()
 	if err := strict.AppendAudit(ctx, api.AuditEntry{At: time.Now(), Action: "y"}); !errors.Is(err, cells.ErrUnavailable) {
 		t.Errorf("a change without the standby: %v", err)
+	}
+	// A process that starts now does start, and says so.
+	late, err := open(false, &log)
+	if err != nil || !strings.Contains(log.String(), "0 of 1 synchronous standbys") {
+		t.Fatalf("started without the standby: %v, %s", err, log.String())
+	}
+	if _, err := late.Deployments().Read(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := late.Close(); err != nil {
+		t.Error(err)
 	}
 	if list, err := strict.Audit(t.Context(), directory.AuditFilter{}); err != nil || len(list) < 1 {
 		t.Errorf("reads go on: %v, %v", list, err)

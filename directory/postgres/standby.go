@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/cloister-dev/cloister/cells"
 )
 
 var wanted = regexp.MustCompile(`(?i)^\s*(?:first\s+|any\s+)?([0-9]+)\s*\(`)
@@ -26,42 +28,61 @@ func needed(names string) int {
 	return 1
 }
 
-// missing says what a change would not survive; "" when as many synchronous standbys
-// stream as the server waits for.
-func (s *Store) missing(ctx context.Context) (string, error) {
+// durability is what a change survives. amiss is "" when as many synchronous standbys
+// stream as the server waits for, else it says what is amiss; passing says that it may
+// pass: the server waits for standbys that are away, so nothing that was answered can
+// be lost.
+type durability struct {
+	amiss   string
+	passing bool
+}
+
+func (s *Store) durability(ctx context.Context) (durability, error) {
 	var names string
 	var streaming, hidden int
 	err := s.db.QueryRowContext(ctx, `SELECT current_setting('synchronous_standby_names'),
 			count(*) FILTER (WHERE sync_state IN ('sync', 'quorum') AND state = 'streaming'), count(*) FILTER (WHERE sync_state IS NULL)
 		FROM pg_stat_replication`).Scan(&names, &streaming, &hidden)
 	if err != nil {
-		return "", fmt.Errorf("looking for standbys: %w", err)
+		d := dialect(0, "")
+		return durability{}, d.Translate("standbys", err)
 	}
 	n := needed(names)
 	switch {
 	case n == 0:
-		return "the database has no synchronous standby (synchronous_standby_names is empty): what was answered can be lost with the server", nil
+		return durability{amiss: "the database has no synchronous standby (synchronous_standby_names is empty): what was answered can be lost with the server"}, nil
 	case streaming >= n:
-		return "", nil
+		return durability{}, nil
 	case hidden > 0:
-		return "the state of the database's standbys cannot be read (grant pg_monitor to the directory's role)", nil
+		return durability{amiss: "the state of the database's standbys cannot be read (grant pg_monitor to the directory's role)"}, nil
 	}
-	return fmt.Sprintf("%d of %d synchronous standbys of the database stream: changes wait", streaming, n), nil
+	return durability{amiss: fmt.Sprintf("%d of %d synchronous standbys of the database stream: changes wait", streaming, n), passing: true}, nil
 }
 
-// standbys fails with kind when changes would not survive the primary, unless that is
-// allowed: then it logs an error.
-func (s *Store) standbys(ctx context.Context, kind error) error {
-	why, err := s.missing(ctx)
-	switch {
-	case err != nil:
-		d := dialect(0, "")
-		return d.Translate("standbys", err)
-	case why == "":
-		return nil
-	case s.async:
-		s.log.Error("the directory's database is not safe", "why", why)
+// required fails with [cells.ErrInvalid] when changes would not survive the primary,
+// unless that is allowed; then, and while a standby is away, it logs an error.
+func (s *Store) required(ctx context.Context) error {
+	d, err := s.durability(ctx)
+	if err != nil || d.amiss == "" {
+		return err
+	}
+	if s.async || d.passing {
+		s.log.Error("the directory's database is not safe", "why", d.amiss)
 		return nil
 	}
-	return fmt.Errorf("directory store: %w: %s", kind, why)
+	return fmt.Errorf("directory store: %w: %s", cells.ErrInvalid, d.amiss)
+}
+
+// ready fails with [cells.ErrUnavailable] while changes wait for a standby, or would
+// not survive the primary, unless that is allowed: then it logs an error.
+func (s *Store) ready(ctx context.Context) error {
+	d, err := s.durability(ctx)
+	if err != nil || d.amiss == "" {
+		return err
+	}
+	if s.async {
+		s.log.Error("the directory's database is not safe", "why", d.amiss)
+		return nil
+	}
+	return fmt.Errorf("directory store: %w: %s", cells.ErrUnavailable, d.amiss)
 }
