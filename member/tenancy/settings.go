@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard/tenancy"
+	"github.com/cloister-dev/cloister/internal/credential"
 )
 
 // Settings are the environment of a process of a deployment that is one cell, or of
@@ -36,8 +36,6 @@ type Settings struct {
 	Configuration tenancy.Config
 }
 
-var routerToken = regexp.MustCompile(`^lcr_[0-9a-f]{128}$`)
-
 // FromEnv reads the settings. It refuses what is malformed, and with CELL set a
 // process without a public base URL: no URL that it hands out may come from a
 // request. The error wraps [cells.ErrInvalid], names the variable and never holds the
@@ -56,7 +54,7 @@ func fromEnv(lookup func(string) (string, bool)) (s Settings, err error) {
 		}
 	}
 	s.RouterURL, s.RouterToken = get("CELL_ROUTER_URL"), get("CELL_ROUTER_TOKEN")
-	if s.RouterToken != "" && !routerToken.MatchString(s.RouterToken) {
+	if s.RouterToken != "" && credential.Router.Check(s.RouterToken) != nil {
 		return bad("CELL_ROUTER_TOKEN", "it is not lcr_ and 128 lowercase hexadecimal digits; make one with cell credential new")
 	}
 	for _, d := range []struct {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	deployclient "github.com/cloister-dev/cloister/directory/deploy/client"
 	tenancypg "github.com/cloister-dev/cloister/guard/postgres/tenancy"
 	"github.com/cloister-dev/cloister/member"
 	checks "github.com/cloister-dev/cloister/member/tenancy"
@@ -81,9 +82,11 @@ func (o *options) openCell(ctx context.Context, s checks.Settings, is issuers, d
 	}
 	d.config.Router = nobody{}
 	if s.RouterURL != "" || s.RouterToken != "" {
-		if d.config.Router, err = checks.NewHTTPRouter(s.RouterURL, s.RouterToken, nil); err != nil {
-			return nil, err
+		c, err := deployclient.NewCell(s.Cell, s.RouterURL, s.RouterToken)
+		if err != nil {
+			return nil, fmt.Errorf("CELL_ROUTER_URL, CELL_ROUTER_TOKEN: %w", err)
 		}
+		d.config.Router = c.Router()
 	}
 	return d, nil
 }

@@ -25,11 +25,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/deploy"
+	"github.com/cloister-dev/cloister/directory/deploy/wire"
 	tenancypg "github.com/cloister-dev/cloister/guard/postgres/tenancy"
 	"github.com/cloister-dev/cloister/guard/tenancy"
 	"github.com/cloister-dev/cloister/internal/freeport"
 	"github.com/cloister-dev/cloister/internal/pgtest"
-	checks "github.com/cloister-dev/cloister/member/tenancy"
 )
 
 const issuerName = "https://a.example"
@@ -100,19 +102,21 @@ func newWorld(t *testing.T) *world {
 func (w *world) directory(rw http.ResponseWriter, r *http.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	rw.Header().Set("Content-Type", api.ContentJSON)
+	rw.Header().Set(api.HeaderRequestID, "r")
 	if r.Method == http.MethodGet {
-		_ = json.NewEncoder(rw).Encode(checks.CellState{Cell: "a", First: true, State: map[bool]string{true: "attaching", false: "serving"}[w.attaching]})
+		_ = json.NewEncoder(rw).Encode(wire.CellState{Cell: "a", State: map[bool]deploy.State{true: deploy.Attaching, false: deploy.Serving}[w.attaching]})
 		return
 	}
-	var c checks.PlaceCall
+	var c wire.Place
 	if err := json.NewDecoder(r.Body).Decode(&c); err != nil || w.closed {
 		cells.WriteProblem(rw, r, &cells.Answer{Code: cells.CodeCellClosed, RetryAfter: time.Second})
 		return
 	}
 	w.placed = append(w.placed, c.Tenant)
-	win := checks.Winner{Cell: "a", DeploymentID: c.Fingerprint.Value(tenancy.FieldDeploymentID)}
+	win := wire.Winner{Tenant: c.Tenant, Cell: "a", DeploymentID: c.Fingerprint.Value(tenancy.FieldDeploymentID)}
 	if w.elsewhere[c.Tenant] {
-		win = checks.Winner{Cell: "b", DeploymentID: "another"}
+		win = wire.Winner{Tenant: c.Tenant, Cell: "b", DeploymentID: "another"}
 	}
 	_ = json.NewEncoder(rw).Encode(win)
 }
