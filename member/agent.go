@@ -348,9 +348,13 @@ func (m *Member) survey(ctx context.Context, q SurveyRequest) (transfer.Survey, 
 	if err == nil {
 		err = q.Tenant.Validate()
 	}
+	if err == nil && q.Group != "" {
+		err = q.Group.Validate()
+	}
 	if err != nil {
 		return transfer.Survey{}, err
 	}
+	ctx = transfer.ContextForMove(transfer.ContextWithGroup(ctx, q.Group), cells.MoveRef{Tenant: q.Tenant, Source: q.Source, Target: q.Target})
 	return a.Survey(ctx, q.Tenant)
 }
 

@@ -147,7 +147,7 @@ func (c *AgentClient) Preflight(ctx context.Context, m cells.MoveRef) (cells.Pre
 func (c *AgentClient) survey(ctx context.Context, cell cells.CellID, m cells.MoveRef) (out transfer.Survey, err error) {
 	_, err = c.any(ctx, cell, string(m.ID), func(ctx context.Context, h Heartbeat) error {
 		out = transfer.Survey{}
-		return c.call(ctx, h, PathSurvey, SurveyRequest{Tenant: m.Tenant}, &out)
+		return c.call(ctx, h, PathSurvey, SurveyRequest{Tenant: m.Tenant, Group: transfer.GroupOf(ctx), Source: m.Source, Target: m.Target}, &out)
 	})
 	return out, err
 }

@@ -106,6 +106,11 @@ type EventsStart struct {
 // SurveyRequest is the body of PathSurvey.
 type SurveyRequest struct {
 	Tenant cells.TenantID `json:"tenant"`
+	// Group, Source and Target are those of the move that is to be begun; they may be
+	// empty. A member of a group may need less of the source.
+	Group  transfer.GroupID `json:"group,omitempty"`
+	Source cells.CellID     `json:"source,omitempty"`
+	Target cells.CellID     `json:"target,omitempty"`
 }
 
 // HoldingsRequest is the body of PathHoldings.

@@ -38,8 +38,8 @@ func (g GroupID) Validate() error {
 type groupKey struct{}
 
 // ContextWithGroup makes the move that is prepared with the context a member of the
-// group; "" makes it none of any. Only Source.Begin looks at it: a capture that was begun
-// stays what it is.
+// group; "" makes it none of any. Only Source.Begin looks at it, and Survey, which says
+// what Begin needs: a capture that was begun stays what it is.
 func ContextWithGroup(ctx context.Context, g GroupID) context.Context {
 	return context.WithValue(ctx, groupKey{}, g)
 }
@@ -48,6 +48,20 @@ func ContextWithGroup(ctx context.Context, g GroupID) context.Context {
 func GroupOf(ctx context.Context) GroupID {
 	g, _ := ctx.Value(groupKey{}).(GroupID)
 	return g
+}
+
+type moveKey struct{}
+
+// ContextForMove tells Survey which move is to be begun: a member of a group
+// ([ContextWithGroup]) needs less than a move that is captured alone.
+func ContextForMove(ctx context.Context, m cells.MoveRef) context.Context {
+	return context.WithValue(ctx, moveKey{}, m)
+}
+
+// MoveOf returns what [ContextForMove] has set, or the zero move.
+func MoveOf(ctx context.Context) cells.MoveRef {
+	m, _ := ctx.Value(moveKey{}).(cells.MoveRef)
+	return m
 }
 
 type viewlessKey struct{}

@@ -37,7 +37,7 @@ type request struct {
 	Sets  []KeySet      `json:"sets,omitempty"`
 	// Limits are those of a check.
 	Limits *Limits `json:"limits,omitempty"`
-	// Group is that of a begin, Alone is [ContextAlone] of changes.
+	// Group is that of a begin, or of a survey for one; Alone is [ContextAlone] of changes.
 	Group GroupID `json:"group,omitempty"`
 	Alone bool    `json:"alone,omitempty"`
 }
@@ -122,7 +122,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch op {
 	case "survey":
-		out, err := s.source.Survey(ctx, q.Move.Tenant)
+		out, err := s.source.Survey(ContextForMove(ctx, q.Move), q.Move.Tenant)
 		s.answer(w, out, err)
 	case "begin":
 		pos, err := s.source.Begin(ctx, q.Move)

@@ -91,8 +91,9 @@ func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err erro
 	var ours, theirs Survey
 	var oerr, terr error
 	var wg sync.WaitGroup
-	wg.Go(func() { ours, oerr = p.v.sink.Survey(ctx, p.m.Tenant) })
-	wg.Go(func() { theirs, terr = p.src.Survey(ctx, p.m.Tenant) })
+	sctx := ContextForMove(ctx, p.m)
+	wg.Go(func() { ours, oerr = p.v.sink.Survey(sctx, p.m.Tenant) })
+	wg.Go(func() { theirs, terr = p.src.Survey(sctx, p.m.Tenant) })
 	wg.Wait()
 	if err := errors.Join(oerr, terr); err != nil {
 		return out, err

@@ -116,7 +116,9 @@ func (s *remote) position(ctx context.Context, bound time.Duration, op string, q
 }
 
 func (s *remote) Survey(ctx context.Context, tenant cells.TenantID) (out Survey, err error) {
-	_, err = s.call(ctx, longCall, "survey", request{Move: cells.MoveRef{Tenant: tenant}}, &out)
+	m := MoveOf(ctx)
+	q := request{Move: cells.MoveRef{Tenant: tenant, Source: m.Source, Target: m.Target}, Group: GroupOf(ctx)}
+	_, err = s.call(ctx, longCall, "survey", q, &out)
 	return out, err
 }
 

@@ -118,6 +118,30 @@ func (f *fake) Check(_ context.Context, _ cells.MoveRef, l Limits) (Health, erro
 	return h, l.Check("a", h.Retained+1<<20)
 }
 
+// Survey implements Source: it names what it was asked about.
+func (f *fake) Survey(ctx context.Context, t cells.TenantID) (Survey, error) {
+	m := MoveOf(ctx)
+	return Survey{Engine: fmt.Sprint(t, " ", m.Source, " ", m.Target, " ", GroupOf(ctx))}, nil
+}
+
+// TestSurveyOfMove: whether the move is of a group reaches the source, and so does the
+// pair of cells; nothing else of the move does.
+func TestSurveyOfMove(t *testing.T) {
+	_, src := serve(t, &fake{})
+	m := testMove
+	m.Source, m.Target = "from", "to"
+	out, err := src.Survey(ContextForMove(ContextWithGroup(t.Context(), "g1"), m), m.Tenant)
+	if want := string(m.Tenant) + " from to g1"; err != nil || out.Engine != want {
+		t.Errorf("surveyed %q, %v, want %q", out.Engine, err, want)
+	}
+	if out, err = src.Survey(t.Context(), m.Tenant); err != nil || out.Engine != string(m.Tenant)+"   " {
+		t.Errorf("of no move: %q, %v", out.Engine, err)
+	}
+	if _, err = src.Survey(ContextWithGroup(t.Context(), "a b"), m.Tenant); !errors.Is(err, cells.ErrInvalid) {
+		t.Errorf("a malformed group: %v", err)
+	}
+}
+
 // TestCheck: limits reach the source, and what it says reaches the target.
 func TestCheck(t *testing.T) {
 	_, src := serve(t, &fake{})

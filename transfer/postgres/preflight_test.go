@@ -261,3 +261,57 @@ func TestPreflightOfServer(t *testing.T) {
 		t.Errorf("a bounded log was complained about")
 	}
 }
+
+// TestPreflightOfGroup: a move that joins a group whose slot exists needs one slot less
+// than others do, and with that one it is carried.
+func TestPreflightOfGroup(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a server of its own")
+	}
+	c := pgtest.NewCluster(t, pgcluster.Options{NoSync: true, Settings: []string{"wal_level=logical", "max_replication_slots=3"}})
+	a := newRigAt(t, pgtest.NewDB(t, c), "cell-a", noteDDL, noteTables)
+	ctx := t.Context()
+	asked := func(ctx context.Context, n int, to cells.CellID) bool {
+		t.Helper()
+		m := groupMove(n)
+		m.Target = to
+		out, err := a.store.Survey(transfer.ContextForMove(ctx, m), m.Tenant)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(out.Findings, func(f cells.Finding) bool { return f.Code == transfer.FindSlots && f.Blocking })
+	}
+	for n := range 2 {
+		a.tenantOpen(groupMove(n), 5)
+	}
+	a.exec("SELECT pg_create_physical_replication_slot('taken')")
+	if asked(grouped(ctx), 0, "cell-b") {
+		t.Error("two of three slots are free, and the first of a group is refused")
+	}
+	if _, err := a.store.Begin(transfer.ContextWithoutView(grouped(ctx)), groupMove(0)); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		who     string
+		ctx     context.Context
+		to      cells.CellID
+		refused bool
+	}{
+		{"a member", grouped(ctx), "cell-b", false},
+		{"a move alone", ctx, "cell-b", true},
+		{"a member between other cells", grouped(ctx), "cell-c", true},
+		{"a member of another group", transfer.ContextWithGroup(ctx, "h"), "cell-b", true},
+	} {
+		if asked(x.ctx, 1, x.to) != x.refused {
+			t.Errorf("one slot is free; %s is refused: %v", x.who, !x.refused)
+		}
+	}
+	if _, err := a.store.Begin(transfer.ContextWithoutView(grouped(ctx)), groupMove(1)); err != nil {
+		t.Errorf("with one free slot no member joins: %v", err)
+	}
+	waitFor(t, "the slot of the second member's start to be gone", func() bool { return a.count("SELECT count(*) FROM pg_replication_slots") == 2 })
+	a.exec("SELECT pg_create_physical_replication_slot('taken_too')")
+	if !asked(grouped(ctx), 1, "cell-b") {
+		t.Error("no slot is free, and a member is not refused")
+	}
+}

@@ -120,9 +120,15 @@ func (s *Store) surveyServer(ctx context.Context, tx pgx.Tx, out *transfer.Surve
 	if wal != "logical" {
 		find(blocking, transfer.FindWALLevel, "", "wal_level is "+wal, "set wal_level = logical and restart the server")
 	}
-	// One slot for the changes, and one now and then for a view.
-	if maxSlots-slots < 2 || maxSenders-senders < 2 {
-		find(blocking, transfer.FindSlots, "", fmt.Sprintf("%d of %d replication slots and %d of %d senders are taken; a move needs two of each", slots, maxSlots, senders, maxSenders),
+	// One slot for the changes, and one now and then for a view. A group has its one already.
+	need, each := 2, "a move needs two of each"
+	if there, err := s.hasSlot(ctx, tx); err != nil {
+		return err
+	} else if there {
+		need, each = 1, "a move that joins its group needs one of each"
+	}
+	if maxSlots-slots < need || maxSenders-senders < need {
+		find(blocking, transfer.FindSlots, "", fmt.Sprintf("%d of %d replication slots and %d of %d senders are taken; %s", slots, maxSlots, senders, maxSenders, each),
 			"drop slots that nobody reads (see pg_replication_slots), or raise max_replication_slots and max_wal_senders")
 	}
 	if !replication {
@@ -146,4 +152,15 @@ func (s *Store) surveyServer(ctx context.Context, tx pgx.Tx, out *transfer.Surve
 			"set max_slot_wal_keep_size to what the disk can spare, and above the moves' limit")
 	}
 	return nil
+}
+
+// hasSlot reports whether the move that the survey is for is of a group whose slot exists.
+func (s *Store) hasSlot(ctx context.Context, tx pgx.Tx) (there bool, err error) {
+	g, m := transfer.GroupOf(ctx), transfer.MoveOf(ctx)
+	if g == "" || m.Source == "" || m.Target == "" {
+		return false, nil
+	}
+	err = tx.QueryRow(ctx, s.q("SELECT EXISTS (SELECT FROM @s.transfer_group AS g JOIN pg_replication_slots AS r ON r.slot_name = g.name WHERE g.id = $1 AND r.database = current_database() AND r.wal_status IS DISTINCT FROM 'lost')"),
+		groupID(g, m)).Scan(&there)
+	return there, err
 }
