@@ -50,8 +50,13 @@ func TestOrdersReachTheStore(t *testing.T) {
 	p := newPlane(t)
 	var rate int
 	var limits transfer.Limits
+	var grouped atomic.Int32
 	agent := &fakeAgent{
-		surveyOf: func(tn cells.TenantID) (transfer.Survey, error) {
+		surveyOf: func(ctx context.Context, tn cells.TenantID) (transfer.Survey, error) {
+			// Both of a preflight's, but not that of somebody who asks what a cell holds.
+			if m := transfer.MoveOf(ctx); m == (cells.MoveRef{Tenant: tn, Source: "a", Target: "b"}) && transfer.GroupOf(ctx) == "g" {
+				grouped.Add(1)
+			}
 			return transfer.Survey{Engine: "mem", Fingerprint: "f", Tables: []transfer.TableInfo{{Table: guard.Table{Name: "items"}, Rows: 7}}}, nil
 		},
 		prepare: func(ctx context.Context, m cells.MoveRef, s transfer.Source, progress func(cells.Progress)) (cells.Prediction, error) {
@@ -104,7 +109,7 @@ func TestOrdersReachTheStore(t *testing.T) {
 	if f, _ := kb.get("t"); !f.Open || f.Epoch != 3 {
 		t.Fatalf("%+v", f)
 	}
-	pf, err := c.Preflight(ctx, m)
+	pf, err := c.Preflight(transfer.ContextWithGroup(ctx, "g"), m)
 	if err != nil || pf.Rows != 7 || pf.Copy <= 0 || pf.Pause <= 0 {
 		t.Fatalf("%+v %v", pf, err)
 	}
@@ -135,6 +140,9 @@ func TestOrdersReachTheStore(t *testing.T) {
 	}
 	if has, err := c.Holds(ctx, "a", "t"); err != nil || !has {
 		t.Fatal(has, err)
+	}
+	if n := grouped.Load(); n != 2 {
+		t.Errorf("%d surveys knew of the move's group, want those of both cells", n)
 	}
 
 	// Nobody there.
@@ -348,7 +356,7 @@ func TestMalformedOrders(t *testing.T) {
 		{PathPrepare, `{"move":{"id":"m","tenant":"t","source":"b","target":"a","base":1},"sources":["http://x"]}`},
 		{PathPrepare, `{"move":{"id":"m","tenant":"t","source":"b","target":"a","base":1},"sources":["https://x"],"rows_per_second":-1}`},
 		{PathDiscard, `{"tenant":"t","residue":{"cell":"b","epoch":2,"move":"m"}}`},
-		{PathSurvey, `{"tenant":""}`},
+		{PathSurvey, `{"tenant":""}`}, {PathSurvey, `{"tenant":"t","group":"a b"}`},
 	} {
 		code, body := call(t, p.ch, "a", a.AgentURL()+tc.path, tc.body)
 		var line StepLine

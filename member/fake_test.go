@@ -164,7 +164,7 @@ func (k *memKeeper) ordersSoFar() []string {
 
 // fakeAgent is a transfer.Agent whose steps are given by a test.
 type fakeAgent struct {
-	surveyOf func(cells.TenantID) (transfer.Survey, error)
+	surveyOf func(context.Context, cells.TenantID) (transfer.Survey, error)
 	prepare  func(context.Context, cells.MoveRef, transfer.Source, func(cells.Progress)) (cells.Prediction, error)
 	finish   func(context.Context, cells.MoveRef, transfer.Source, func(cells.Progress)) (string, error)
 	discard  func(context.Context, cells.TenantID, cells.Residue, func(cells.Progress)) error
@@ -180,11 +180,11 @@ func (a *fakeAgent) Free(ctx context.Context, t cells.TenantID, m cells.MoveID) 
 	return a.free(ctx, t, m)
 }
 
-func (a *fakeAgent) Survey(_ context.Context, t cells.TenantID) (transfer.Survey, error) {
+func (a *fakeAgent) Survey(ctx context.Context, t cells.TenantID) (transfer.Survey, error) {
 	if a.surveyOf == nil {
 		return transfer.Survey{Engine: "mem"}, nil
 	}
-	return a.surveyOf(t)
+	return a.surveyOf(ctx, t)
 }
 
 func (a *fakeAgent) Prepare(ctx context.Context, m cells.MoveRef, s transfer.Source, p func(cells.Progress)) (cells.Prediction, error) {
