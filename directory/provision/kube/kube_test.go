@@ -72,12 +72,18 @@ func newCluster(t provisiontest.TB) *cluster {
 	fake := dynamicfake.NewSimpleDynamicClient(scheme)
 	var mu sync.Mutex
 	react := clienttesting.ObjectReaction(tracker)
+	specs := map[string]string{} // of each deployment, as it was last seen
 	fake.PrependReactor("*", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		mu.Lock() // a change and what a server adds to it are one
 		defer mu.Unlock()
 		handled, o, err := react(a)
 		if err != nil || o == nil {
 			return handled, o, err
+		}
+		if d, ok := o.(*appsv1.Deployment); ok && a.GetVerb() == "patch" {
+			if o, err = numbered(tracker, specs, d); err != nil {
+				return handled, nil, err
+			}
 		}
 		u, err := untyped(scheme, o)
 		return handled, u, err
@@ -88,6 +94,22 @@ func newCluster(t provisiontest.TB) *cluster {
 	go func() { defer close(done); c.control(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
 	return c
+}
+
+// numbered gives a deployment another generation when its spec has changed, as a server
+// does.
+func numbered(tracker clienttesting.ObjectTracker, specs map[string]string, d *appsv1.Deployment) (runtime.Object, error) {
+	text, err := json.Marshal(d.Spec)
+	if err != nil || specs[d.Name] == string(text) {
+		return d, err
+	}
+	specs[d.Name] = string(text)
+	d = d.DeepCopy()
+	d.Generation++
+	if err := tracker.Update(deployments, d, d.Namespace, metav1.UpdateOptions{FieldManager: "server"}); err != nil {
+		return nil, err
+	}
+	return tracker.Get(deployments, d.Namespace, d.Name)
 }
 
 // untyped is what the dynamic client gets of the tracker's objects.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/provision"
@@ -82,6 +83,7 @@ func (m *mutant) Upgrade(ctx context.Context, s provision.Spec) error {
 		if err := m.Provisioner.Retire(ctx, r); err != nil {
 			return err
 		}
+		<-time.After(50 * time.Millisecond) // long enough to be seen, on a busy machine too
 		return m.Provisioner.Provision(ctx, s)
 	case "does not wait":
 		done, cancel := context.WithCancel(ctx)
