@@ -29,6 +29,8 @@ func newRollouts(s *Server) *rollouts {
 	p.taken = func(ctx context.Context, id api.RolloutID) error { return p.hook(ctx, rollout.StepTaken, id) }
 	p.driver = rollout.Driver{
 		Store: noting{s.store, p}, Tenants: rolloutTenants{s}, Versions: rolloutVersions{s}, Totals: s.totals, Now: s.cfg.Now, Name: s.instance,
+		// An edge's report or a heartbeat, and the writing of it.
+		Lag: vitalsReport + s.cfg.HeartbeatEvery + vitalsEvery,
 		Audit: func(action string, r *api.Rollout) api.AuditEntry {
 			by := "directory/" + s.cfg.Name
 			return api.AuditEntry{At: time.Now().UTC(), Peer: by, Actor: by, RequestID: string(r.ID), Action: action,

@@ -18,6 +18,8 @@ import (
 )
 
 const (
+	// vitalsReport is how often edges report.
+	vitalsReport = time.Second
 	// vitalsEvery is how often counts are written to the store.
 	vitalsEvery = time.Second
 	// vitalsKeep is how long the counts of a process are kept apart that is not heard

@@ -58,9 +58,14 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 		return 0, err
 	}
 	if len(list) == 0 {
-		canary, baseline, err := d.groups(ctx, r)
+		canary, baseline, latest, err := d.groups(ctx, r)
 		if err != nil {
 			return 0, err
+		}
+		// What the old version's processes, or worse ones before them, have answered must
+		// not arrive as the new one's.
+		if wait := min(latest.Add(d.Lag).Sub(d.Now()), d.Lag); wait > 0 {
+			return min(wait, lookMost), nil
 		}
 		return d.settle(ctx, r, canary, baseline)
 	}
@@ -115,19 +120,22 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 	return 0, d.changeUnits(ctx, r, changes)
 }
 
-// groups are the cells to compare: those that have the new version, and those that
-// have the old one.
-func (d *Driver) groups(ctx context.Context, r *api.Rollout) (canary, baseline []cells.CellID, _ error) {
+// groups are the cells to compare: those that have the new version, since latest at the
+// latest, and those that have the old one.
+func (d *Driver) groups(ctx context.Context, r *api.Rollout) (canary, baseline []cells.CellID, latest time.Time, _ error) {
 	list, err := d.units(ctx, UnitFilter{Rollout: r.ID, States: []api.UnitState{api.UnitChanged, api.UnitPending, api.UnitReturned}})
 	for _, u := range list {
 		switch {
 		case u.State == api.UnitChanged:
 			canary = append(canary, cells.CellID(u.Unit))
+			if u.At.After(latest) {
+				latest = u.At
+			}
 		case u.Wave > r.Wave || u.State == api.UnitReturned:
 			baseline = append(baseline, cells.CellID(u.Unit))
 		}
 	}
-	return canary, baseline, err
+	return canary, baseline, latest, err
 }
 
 // downgrade gives cells the version back that they had, all at once: none of them

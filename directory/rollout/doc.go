@@ -24,7 +24,11 @@
 //
 // It observes before a last wave that nothing was compared before, as in a rollout of a
 // single wave: nothing is left of the old version then. Otherwise the last wave is
-// compared with what was measured beside the one before.
+// compared with what was measured beside the one before, unless the old version still
+// gets more requests than that.
+//
+// By upgrade it goes on to BAKING only [Driver].Lag after the last change: what a cell's
+// processes of before have counted must not arrive as the new version's.
 //
 // Paused is not a state: it begins nothing and goes on to no other wave, in any state.
 // Health is judged all the same, and bad health ends the pause and returns the wave. A

@@ -22,6 +22,9 @@ type Driver struct {
 	Versions Versions
 	// Totals reads what was counted so far.
 	Totals func(ctx context.Context) (Totals, error)
+	// Lag is how long it takes at most, as a rule, until what was counted is in the
+	// totals: by upgrade a wave bakes only so long after its last cell was changed.
+	Lag time.Duration
 	// Now is the clock: it decides for how long something bakes and when it is tried
 	// again, and nothing else.
 	Now func() time.Time

@@ -72,8 +72,9 @@ func Compare(r *api.Rollout, t Totals) []Comparison {
 			continue
 		}
 		c := Comparison{By: by, Canary: t.of(by, r.Window.Canary).Minus(mark.Canary), Baseline: t.of(by, r.Window.Baseline).Minus(mark.Baseline), Before: r.Spent[by]}
-		if r.State == api.RolloutBaking && r.Wave >= len(r.Waves) && c.Baseline.Requests < r.Settings.Health.MinRequests && r.Reference != nil {
-			if ref, ok := r.Reference.Counts[by]; ok {
+		if r.State == api.RolloutBaking && r.Wave >= len(r.Waves) && r.Reference != nil {
+			// What still arrives of the old version's last seconds is no better than it.
+			if ref, ok := r.Reference.Counts[by]; ok && c.Baseline.Requests < max(ref.Requests, r.Settings.Health.MinRequests) {
 				c.Baseline, c.Reference = ref, "before anything had changed"
 				if r.Reference.Wave > 0 {
 					c.Reference = fmt.Sprintf("with wave %d", r.Reference.Wave)
