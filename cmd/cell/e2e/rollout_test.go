@@ -126,3 +126,33 @@ func TestRolloutByMove(t *testing.T) {
 		}
 	}
 }
+
+// A version that only answers late is found out, too, and taken back.
+func TestRolloutOfSlowVersion(t *testing.T) {
+	slow := fleet.Service{Command: []string{filepath.Join(bin, "memory"), "--listen", "{listen}", "--store", "{store}", "--dsn", "{dsn}", "--fault-delay", "500ms"}}
+	e := start(t, fleet.Config{Store: fleet.StoreSQLite, Cells: []fleet.Cell{{Name: "cell-a", Version: "v1"}, {Name: "cell-slow", Version: "v2", Service: slow}}})
+	var stops []func() load.Tally
+	for i := range 2 {
+		c := e.tenant(fmt.Sprintf("t%d", i), "cell-a")
+		stops = append(stops, e.hammer(&load.Hammer{Client: c, Clients: 12, Keys: 12, Pause: 50 * time.Millisecond}))
+	}
+	id := e.rollout(api.RolloutSettings{Version: "v2", By: api.ByMove, Waves: []float64{50, 100}, Canary: []string{"t1"}, Bake: 2 * time.Second, Patience: time.Minute,
+		Force: true, Health: api.HealthRule{MinRequests: 30, LatencyFloor: 100 * time.Millisecond, ErrorFloor: 0.5}})
+	r := e.rolledOut(id, 60*time.Second)
+	if r.State != api.RolloutHalted || r.Wave != 1 || r.Verdict == nil || r.Verdict.Health != api.Unhealthy || r.Waves[0].Counts.Returned != 1 {
+		t.Fatalf("%s in wave %d: %s\n%+v", r.State, r.Wave, r.Reason, r.Waves)
+	}
+	t.Logf("halted by %v", r.Verdict.Reasons)
+	bad := slices.ContainsFunc(r.Verdict.Measured, func(m api.HealthMeasure) bool {
+		return m.Health == api.Unhealthy && m.Canary.P99 > m.LatencyLimit && m.Slow > 0 && m.Canary.Failed == 0
+	})
+	if !bad {
+		t.Errorf("the numbers that decided it: %+v", r.Verdict.Measured)
+	}
+	for i, stop := range stops {
+		mustBeClean(t, fmt.Sprintf("t%d", i), stop(), false)
+		if at := e.cellOf(fmt.Sprintf("t%d", i)); at != "cell-a" {
+			t.Errorf("t%d is in %s", i, at)
+		}
+	}
+}
