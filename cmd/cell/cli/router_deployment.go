@@ -254,9 +254,12 @@ func (a *app) openDeploymentDirectory(ctx context.Context, fl *deploymentFlags) 
 	if path, ok := strings.CutPrefix(fl.directory, "file:"); ok && path != "" {
 		return celltable.File(path), nil, func() error { return nil }, nil
 	}
+	if strings.HasPrefix(fl.directory, "file:") {
+		return nil, nil, nil, fmt.Errorf("%w: --directory is one of %s", cells.ErrInvalid, deploymentDirectories)
+	}
 	store, err := directoryopen.Deployments(ctx, fl.directory, directoryopen.Options{AllowAsynchronous: fl.asynchronous, Logger: a.log})
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("--directory: %w", err)
+		return nil, nil, nil, fmt.Errorf("--directory: %w (or file:PATH, a table in YAML)", err)
 	}
 	own := fl.own
 	own.Store, own.Audit, own.Logger, own.Cache = store, store, a.log, time.Duration(fl.cache)
