@@ -67,6 +67,7 @@ type exchange struct {
 	ticket   *hold.Ticket
 	holdBy   time.Time     // when all waiting must end; set by the first wait
 	heldFor  time.Duration // so far
+	headAt   time.Time     // when the head of a gRPC answer came
 	informed *informer
 }
 
@@ -481,6 +482,7 @@ func (x *exchange) accept(resp *http.Response, gate *cells.Answer) *http.Respons
 		x.stream = true
 		resp.Body = endable(x.s.streams, resp, nil)
 	case x.grpc:
+		x.headAt = time.Now()
 		resp.Body = endable(x.s.calls, resp, http.Header{"Grpc-Status": {"14"}, "Grpc-Message": {"the edge is shutting down"}})
 	}
 	return resp

@@ -69,7 +69,16 @@ type fleetOptions struct {
 	cells   []cells.CellID
 	fallbck cells.CellID
 	mw      []cells.MiddlewareOption
+	version string // what the topology says of all cells
 }
+
+// versioned is a topology that knows versions.
+type versioned struct {
+	topology.View
+	version string
+}
+
+func (v versioned) Version(cells.CellID) string { return v.version }
 
 func quiet() *slog.Logger {
 	if os.Getenv("EDGE_LOG") != "" {
@@ -109,7 +118,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 		f.view = f.router(opts...)
 		routes = f.view
 	}
-	s, err := edge.New(cfg, routes, f.topo)
+	s, err := edge.New(cfg, routes, versioned{f.topo, o.version})
 	if err != nil {
 		t.Fatal(err)
 	}

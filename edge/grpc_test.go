@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,6 +56,13 @@ func (s echoServer) say(ctx context.Context, in *wrapperspb.StringValue) (*wrapp
 		s.f.ran(op[0])
 	}
 	_ = grpc.SetTrailer(ctx, metadata.Pairs("x-trailer", "t"))
+	if code, ok := strings.CutPrefix(in.Value, "code "); ok {
+		n, err := strconv.Atoi(code)
+		if err != nil {
+			return nil, err
+		}
+		return nil, status.Error(codes.Code(n), "as asked")
+	}
 	if in.Value == "fail" {
 		return nil, status.Error(codes.AlreadyExists, "it is there: 100%")
 	}

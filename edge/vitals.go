@@ -94,7 +94,12 @@ func (x *exchange) count() {
 		o = vitals.OfStatus(x.rec.status)
 		if x.grpc {
 			o = vitals.OfGRPC(grpcStatus(x.rec.Header()))
+			// A call and a stream of messages look the same here: both are as fast as their
+			// first message, with which the head comes.
+			took = x.headAt.Sub(x.start) - x.heldFor
 		}
+	case x.outcome == outcomeGone:
+		// Its client gave it up: that it was told so is no refusal.
 	case x.outcome == outcomeCut:
 		o = vitals.Failed
 	case x.cause != nil:

@@ -19,6 +19,9 @@
 //	refused    the platform answered in the cell's place: it could not be reached, took
 //	           too long, or cannot reach its store
 //
+// Over gRPC an edge cannot tell a call from a stream, and measures both up to the head of
+// the answer, which comes with the first message; a cell's process can.
+//
 // What is the fault of a client, of a move (MOVING, STALE_ROUTE, WRONG_CELL) or of the
 // edge itself is not counted: it says nothing about a version of the service. Time
 // that a request was held at the edge is no latency of the service either.
