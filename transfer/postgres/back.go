@@ -20,7 +20,7 @@ import (
 const (
 	roleMove     = 0 // a move out of here
 	roleBack     = 1 // the way back of a move to here; start is fixed
-	roleAdopted  = 2 // a way back that an undo goes on with
+	roleAdopted  = 2 // a way back that an undo goes on with: a move out of here, too
 	roleRemoving = 4 // the rows that the move left here are being removed
 )
 
@@ -182,7 +182,7 @@ func (s *Store) ImportBack(ctx context.Context, m cells.MoveRef, start transfer.
 			return err
 		}
 		// The row is locked, so that no removal begins meanwhile.
-		err = tx.QueryRow(ctx, s.q("SELECT released FROM @s.transfer_capture WHERE move = $1 AND tenant = $2 AND role = $3 FOR UPDATE"), string(m.ID), string(m.Tenant), roleMove).Scan(&released)
+		err = tx.QueryRow(ctx, s.q("SELECT released FROM @s.transfer_capture WHERE move = $1 AND tenant = $2 AND role IN ($3, $4) FOR UPDATE"), string(m.ID), string(m.Tenant), roleMove, roleAdopted).Scan(&released)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return fmt.Errorf("%w: transfer/postgres: the rows of tenant %s here are not (any more) those that move %s left", cells.ErrStaleOrder, m.Tenant, m.ID)
 		}
@@ -265,7 +265,7 @@ func (i *imp) inherit(ctx context.Context, tx pgx.Tx) (first string, err error) 
 		_, err = tx.Exec(ctx, s.q("UPDATE @s.transfer_key SET move = $1 WHERE move = $2"), id, undone)
 		return none, err
 	}
-	if err := tx.QueryRow(ctx, s.q("SELECT EXISTS (SELECT FROM @s.transfer_capture WHERE move = $1 AND tenant = $2 AND role = $3)"), undone, string(i.m.Tenant), roleMove).Scan(&known); err != nil || !known {
+	if err := tx.QueryRow(ctx, s.q("SELECT EXISTS (SELECT FROM @s.transfer_capture WHERE move = $1 AND tenant = $2 AND role IN ($3, $4))"), undone, string(i.m.Tenant), roleMove, roleAdopted).Scan(&known); err != nil || !known {
 		return none, err
 	}
 	b, err := json.Marshal(i.base(""))

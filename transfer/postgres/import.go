@@ -138,7 +138,7 @@ func (i *imp) claim(ctx context.Context) (err error) {
 func (s *Store) noForeignRows(ctx context.Context, q querier, cat *catalog, m cells.MoveRef) error {
 	var known bool
 	if err := q.QueryRow(ctx, s.q(`SELECT EXISTS (SELECT FROM @s.transfer_import WHERE move = $1 OR move = $2 AND tenant = $3)
-		OR EXISTS (SELECT FROM @s.transfer_capture WHERE move = $2 AND tenant = $3 AND role = $4)`), string(m.ID), string(m.Undoes), string(m.Tenant), roleMove).Scan(&known); err != nil || known {
+		OR EXISTS (SELECT FROM @s.transfer_capture WHERE move = $2 AND tenant = $3 AND role IN ($4, $5))`), string(m.ID), string(m.Undoes), string(m.Tenant), roleMove, roleAdopted).Scan(&known); err != nil || known {
 		return err
 	}
 	name, err := anyRows(ctx, q, cat, m.Tenant)

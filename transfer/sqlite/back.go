@@ -17,7 +17,7 @@ import (
 const (
 	roleMove     = 0 // a move out of here
 	roleBack     = 1 // the way back of a move to here; start is fixed
-	roleAdopted  = 2 // a way back that an undo goes on with
+	roleAdopted  = 2 // a way back that an undo goes on with: a move out of here, too
 	roleRemoving = 4 // the rows that the move left here are being removed
 )
 
@@ -107,7 +107,7 @@ func (s *Store) ImportBack(ctx context.Context, m cells.MoveRef, start transfer.
 		if i.tables, err = s.usables(ctx, tx); err != nil {
 			return err
 		}
-		err := tx.QueryRowContext(ctx, "SELECT released FROM cell_transfer_capture WHERE move = ? AND tenant = ? AND role = ?", m.ID, m.Tenant, roleMove).Scan(&released)
+		err := tx.QueryRowContext(ctx, "SELECT released FROM cell_transfer_capture WHERE move = ? AND tenant = ? AND role IN (?, ?)", m.ID, m.Tenant, roleMove, roleAdopted).Scan(&released)
 		if errors.Is(err, sql.ErrNoRows) {
 			return fmt.Errorf("%w: transfer/sqlite: the rows of tenant %s here are not (any more) those that move %s left", cells.ErrStaleOrder, m.Tenant, m.ID)
 		}
@@ -181,8 +181,8 @@ func (i *imp) inherit(ctx context.Context, tx *sql.Tx) (first string, err error)
 		}
 		return none, err
 	}
-	if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ? AND tenant = ? AND role = ?)",
-		i.m.Undoes, i.m.Tenant, roleMove).Scan(&known); err != nil || !known {
+	if err := tx.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ? AND tenant = ? AND role IN (?, ?))",
+		i.m.Undoes, i.m.Tenant, roleMove, roleAdopted).Scan(&known); err != nil || !known {
 		return none, err
 	}
 	b, err := json.Marshal(i.base(""))

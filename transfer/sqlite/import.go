@@ -115,7 +115,7 @@ func (i *imp) claim(ctx context.Context) error {
 func (s *Store) noForeignRows(ctx context.Context, tx *sql.Tx, m cells.MoveRef) error {
 	var known bool
 	if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM cell_transfer_import WHERE move = ?1 OR move = ?2 AND tenant = ?3)
-		OR EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ?2 AND tenant = ?3 AND role = ?4)`, m.ID, m.Undoes, m.Tenant, roleMove).Scan(&known); err != nil || known {
+		OR EXISTS (SELECT 1 FROM cell_transfer_capture WHERE move = ?2 AND tenant = ?3 AND role IN (?4, ?5))`, m.ID, m.Undoes, m.Tenant, roleMove, roleAdopted).Scan(&known); err != nil || known {
 		return err
 	}
 	name, err := s.anyRows(ctx, tx, m.Tenant)

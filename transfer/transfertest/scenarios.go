@@ -43,6 +43,7 @@ var checks = []check{
 	{name: "way back lost", f: testWayBackLost},
 	{name: "way back closed", f: testWayBackClosed},
 	{name: "undo rolled back", f: testUndoRolledBack},
+	{name: "undo undone", f: testUndoUndone},
 	{name: "group", f: testGroup},
 	{name: "group, read anew", f: testGroupAnew},
 	{name: "group, one rolled back", f: testGroupRolledBack},
