@@ -110,21 +110,29 @@ func (w *Window) String() string {
 	return s
 }
 
-// holds reports whether the window, which is valid, includes a wall clock.
-func (w *Window) holds(day time.Weekday, minute int) bool {
+// open marks the minutes of the week, from Sunday on, that the window includes. It is
+// valid.
+func (w *Window) open(week *[7 * dayMinutes]bool) {
 	from, _ := parseMinutes(w.From, false)
 	to, _ := parseMinutes(w.To, true)
-	on := func(d time.Weekday) bool { return len(w.Days) == 0 || slices.Contains(w.Days, weekdays[d]) }
-	if to > from {
-		return on(day) && minute >= from && minute < to
+	if to <= from {
+		to += dayMinutes
 	}
-	return on(day) && minute >= from || on((day+6)%7) && minute < to
+	for d, name := range weekdays {
+		if len(w.Days) > 0 && !slices.Contains(w.Days, name) {
+			continue
+		}
+		for m := from; m < to; m++ {
+			week[(d*dayMinutes+m)%len(week)] = true
+		}
+	}
 }
 
 // Schedule is when moves of a campaign may begin.
 type Schedule struct {
-	zone    *time.Location
-	windows []Window
+	zone   *time.Location
+	always bool
+	week   [7 * dayMinutes]bool // by the wall clock, from Sunday 00:00 on
 }
 
 // NewSchedule makes a schedule; no windows means always. zone is an IANA name, ""
@@ -140,22 +148,24 @@ func NewSchedule(zone string, windows []Window) (*Schedule, error) {
 	if len(windows) > 64 {
 		return nil, fmt.Errorf("%w: %d windows, at most 64", cells.ErrInvalid, len(windows))
 	}
+	s := &Schedule{zone: loc, always: len(windows) == 0}
 	for i := range windows {
 		if err := windows[i].Validate(); err != nil {
 			return nil, err
 		}
+		windows[i].open(&s.week)
 	}
-	return &Schedule{zone: loc, windows: windows}, nil
+	return s, nil
 }
 
 // Open reports whether moves may begin at t.
 func (s *Schedule) Open(t time.Time) bool {
-	if len(s.windows) == 0 {
+	if s.always {
 		return true
 	}
 	t = t.In(s.zone)
-	day, minute := t.Weekday(), t.Hour()*60+t.Minute()
-	return slices.ContainsFunc(s.windows, func(w Window) bool { return w.holds(day, minute) })
+	hour, minute, _ := t.Clock()
+	return s.week[int(t.Weekday())*dayMinutes+hour*60+minute]
 }
 
 // changeWithin is how far Next looks: a window that one week skips with the clock
@@ -164,7 +174,7 @@ const changeWithin = 15 * 24 * time.Hour
 
 // Next returns the next time at which Open changes, and false if there is none.
 func (s *Schedule) Next(t time.Time) (time.Time, bool) {
-	if len(s.windows) == 0 {
+	if s.always {
 		return time.Time{}, false
 	}
 	now := s.Open(t)
@@ -176,17 +186,24 @@ func (s *Schedule) Next(t time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
+// afterWithin is how far After looks: whoever asks waits for the answer, and what is
+// further away is no estimate.
+const afterWithin = 366 * 24 * time.Hour
+
 // After returns when d of open time has passed since t, and false if that is more
-// than about a year away.
+// than a year away.
 func (s *Schedule) After(t time.Time, d time.Duration) (time.Time, bool) {
-	for range 800 {
+	end := t.Add(afterWithin)
+	for t.Before(end) {
+		open := s.Open(t)
 		next, ok := s.Next(t)
 		switch {
-		case s.Open(t) && (!ok || next.Sub(t) >= d):
-			return t.Add(d), true
+		case open && (!ok || next.Sub(t) >= d):
+			t = t.Add(d)
+			return t, !t.After(end)
 		case !ok:
 			return time.Time{}, false
-		case s.Open(t):
+		case open:
 			d -= next.Sub(t)
 		}
 		t = next

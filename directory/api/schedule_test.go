@@ -106,6 +106,29 @@ func TestScheduleWhenClocksChange(t *testing.T) {
 	}
 }
 
+// What takes more than a year is no estimate, and is found out in no time: a campaign
+// is shown while somebody waits.
+func TestScheduleFarAway(t *testing.T) {
+	from := at(t, "Europe/Berlin", "2026-06-01 00:00:00")
+	s := schedule(t, "Europe/Berlin", "sun 02:00-02:30")
+	// The half hour of 25 October comes twice: 40 of them in 39 weeks.
+	if end, ok := s.After(from, 20*time.Hour); !ok || !end.Equal(at(t, "Europe/Berlin", "2027-02-28 02:30:00")) {
+		t.Errorf("20 h end %v, %t", end, ok)
+	}
+	for _, d := range []time.Duration{27 * time.Hour, 1000 * time.Hour, 100_000 * time.Hour} {
+		if end, ok := s.After(from, d); ok {
+			t.Errorf("%v of half an hour a week end %v", d, end)
+		}
+	}
+	always := schedule(t, "")
+	if end, ok := always.After(from, 10*24*time.Hour); !ok || end.Sub(from) != 10*24*time.Hour {
+		t.Errorf("always: %v, %t", end, ok)
+	}
+	if end, ok := always.After(from, 800*24*time.Hour); ok {
+		t.Errorf("800 days from now are an estimate: %v", end)
+	}
+}
+
 func TestBadSchedules(t *testing.T) {
 	for _, s := range []string{"", "22:00", "22:00-22:00", "25:00-26:00", "24:00-04:00", "2:00-4:00", "mon 22-04", "someday 22:00-23:00", "mon-xyz 22:00-23:00", "mon tue 22:00-23:00"} {
 		if w, err := api.ParseWindow(s); !errors.Is(err, cells.ErrInvalid) {
