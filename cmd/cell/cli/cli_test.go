@@ -52,7 +52,7 @@ func routes() {
 }
 
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireUniqueNames: true})
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", RequireUniqueNames: true, Setup: withDirectory, Cmds: map[string]func(*testscript.TestScript, bool, []string){"id": idOf}})
 }
 
 // docs/cli is what the commands say of themselves; `make docs` writes it again.

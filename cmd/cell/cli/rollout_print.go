@@ -18,7 +18,11 @@ func printRollout(w io.Writer, r *api.Rollout) error {
 		id = "(not started)"
 	}
 	s := &r.Settings
-	fmt.Fprintf(w, "%s %s %s, from %s to %s by %s, by %s\n", id, stateOf(r), r.Name, dash(s.From), s.Version, s.By, r.Actor)
+	name := ""
+	if r.Name != "" {
+		name = " " + r.Name
+	}
+	fmt.Fprintf(w, "%s %s%s, from %s to %s by %s, by %s\n", id, stateOf(r), name, dash(s.From), s.Version, s.By, r.Actor)
 	if r.Reason != "" {
 		fmt.Fprintf(w, "  reason     %s\n", r.Reason)
 	}
