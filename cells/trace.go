@@ -62,6 +62,8 @@ type TraceEvent struct {
 
 	// Campaign is set in lines of a directory's campaigns, which have a form of their own.
 	Campaign string `json:"campaign,omitempty"`
+	// Rollout is the same of rollouts.
+	Rollout string `json:"rollout,omitempty"`
 }
 
 // ActionOf names the action of the protocol that makes next of old; a zero old is

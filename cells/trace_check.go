@@ -26,7 +26,7 @@ type TraceReport struct {
 	Actions map[string]int `json:"actions"`
 	// Undos counts the moves among them that take another back.
 	Undos int `json:"undos,omitempty"`
-	// Others counts the lines of campaigns, which are not looked at here.
+	// Others counts the lines of campaigns and rollouts, which are not looked at here.
 	Others int `json:"others,omitempty"`
 	// Gaps is the number of rows whose predecessor is not in the trace, because who
 	// wrote it was not traced or died before the line was. What lies between is
@@ -58,7 +58,7 @@ func CheckTrace(r io.Reader) (TraceReport, error) {
 		if err := json.Unmarshal(sc.Bytes(), &ev); err != nil {
 			return rep, fmt.Errorf("%w: trace line %d: %w", ErrInvalid, rep.Lines, err)
 		}
-		if ev.Campaign != "" {
+		if ev.Campaign != "" || ev.Rollout != "" {
 			rep.Others++
 			continue
 		}

@@ -58,11 +58,18 @@ type CampaignTrace struct {
 	Move     cells.MoveID  `json:"move,omitempty"`
 }
 
-// tracedStore is a store that writes down what its campaigns go through.
+// tracedStore is a store that writes down what its campaigns and rollouts go through.
 type tracedStore struct {
 	Store
-	by  string
-	put func(CampaignTrace)
+	by string
+	w  io.Writer // takes whole lines from anybody
+}
+
+func (t *tracedStore) put(l CampaignTrace) {
+	l.At, l.By = time.Now(), t.by
+	if b, err := json.Marshal(l); err == nil {
+		_, _ = t.w.Write(append(b, '\n')) // what is missing is found when it is checked
+	}
 }
 
 // lockedWriter lets several tracers write lines to one writer.
@@ -78,15 +85,7 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 }
 
 // traced makes a store that traces to w, which takes whole lines from anybody.
-func traced(s Store, w io.Writer, by string) Store {
-	return &tracedStore{Store: s, by: by, put: func(l CampaignTrace) {
-		l.At, l.By = time.Now(), by
-		b, err := json.Marshal(l)
-		if err == nil {
-			_, _ = w.Write(append(b, '\n')) // what is missing is found when it is checked
-		}
-	}}
-}
+func traced(s Store, w io.Writer, by string) Store { return &tracedStore{Store: s, by: by, w: w} }
 
 // orderOf names the change of a campaign as a whole.
 func orderOf(from, to api.CampaignState) string {

@@ -29,6 +29,10 @@ type TraceReport struct {
 	// CampaignGaps is how many changes are not in the trace, because who made them was
 	// not traced or died first.
 	CampaignGaps int `json:"campaign_gaps"`
+	// Rollouts, RolloutActions and RolloutGaps are the same of rollouts.
+	Rollouts       int            `json:"rollouts"`
+	RolloutActions map[string]int `json:"rollout_actions"`
+	RolloutGaps    int            `json:"rollout_gaps"`
 }
 
 // CheckTrace reads what [Config.Trace] of one or more directories has received, and
@@ -37,11 +41,15 @@ type TraceReport struct {
 // by a driver of a campaign that runs, under the next attempt; a move is recorded once,
 // for an attempt that was begun; an item says MOVED exactly if its move was committed,
 // and has no other result than by a move that is over or was never recorded; nothing
-// runs in a campaign that is over. Lines may come in any order.
+// runs in a campaign that is over. Of rollouts: each change follows from the one before
+// by an event that fits its state; waves come one after the other, and none follows
+// before every unit of the one before has its result; a campaign is opened under the next
+// number while no other is, made only when it was opened, and closed only when it is
+// over; and what is over changes no more. Lines may come in any order.
 //
 // The error wraps [cells.ErrInvalid] and joins the first violations of either.
 func CheckTrace(r io.Reader) (TraceReport, error) {
-	rep := TraceReport{CampaignActions: map[string]int{}}
+	rep := TraceReport{CampaignActions: map[string]int{}, RolloutActions: map[string]int{}}
 	all, err := io.ReadAll(r)
 	if err != nil {
 		return rep, fmt.Errorf("%w: trace: %w", cells.ErrInvalid, err)
@@ -52,6 +60,7 @@ func CheckTrace(r io.Reader) (TraceReport, error) {
 	}
 	camps := map[api.CampaignID]*campaignTrace{}
 	ends := map[cells.MoveID]*moveEnd{}
+	rolls := map[api.RolloutID]*rolloutTrace{}
 	sc := bufio.NewScanner(bytes.NewReader(all))
 	sc.Buffer(nil, 1<<20)
 	for n := 1; sc.Scan(); n++ {
@@ -67,6 +76,16 @@ func CheckTrace(r io.Reader) (TraceReport, error) {
 		}
 		if l.Row != nil {
 			noteEnd(ends, l.Row)
+		}
+		var ro RolloutTrace
+		if err := json.Unmarshal(sc.Bytes(), &ro); err != nil {
+			return rep, fmt.Errorf("%w: trace line %d: %w", cells.ErrInvalid, n, err)
+		}
+		if ro.Rollout != "" {
+			if rolls[ro.Rollout] == nil {
+				rolls[ro.Rollout] = &rolloutTrace{id: ro.Rollout}
+			}
+			rolls[ro.Rollout].lines = append(rolls[ro.Rollout].lines, ro)
 		}
 		if l.Campaign == "" {
 			continue
@@ -86,6 +105,16 @@ func CheckTrace(r io.Reader) (TraceReport, error) {
 		for _, err := range c.bad {
 			if len(bad) <= maxTraceViolations {
 				bad = append(bad, fmt.Errorf("%w: campaign %s: %w", cells.ErrInvalid, id, err))
+			}
+		}
+	}
+	rep.Rollouts = len(rolls)
+	for _, id := range slices.Sorted(maps.Keys(rolls)) {
+		r := rolls[id]
+		r.check(&rep, camps)
+		for _, err := range r.bad {
+			if len(bad) <= maxTraceViolations {
+				bad = append(bad, fmt.Errorf("%w: rollout %s: %w", cells.ErrInvalid, id, err))
 			}
 		}
 	}

@@ -68,6 +68,12 @@ func tracedCampaigns(t *testing.T) []map[string]any {
 	if rep.Campaigns != 2 || rep.CampaignActions[directory.ActionTake] < 2 || rep.CampaignGaps != 0 || rep.Others == 0 || rep.Actions[cells.ActionCommit] != 3 {
 		t.Errorf("%+v", rep)
 	}
+	return s.lines(t)
+}
+
+// lines are those of the trace.
+func (s *state) lines(t *testing.T) []map[string]any {
+	t.Helper()
 	var out []map[string]any
 	for line := range strings.SplitSeq(strings.TrimSpace(s.trace.String()), "\n") {
 		var l map[string]any
@@ -79,9 +85,14 @@ func tracedCampaigns(t *testing.T) []map[string]any {
 	return out
 }
 
-// A trace that is changed is noticed.
-func TestCampaignTraceMutations(t *testing.T) {
-	whole := tracedCampaigns(t)
+// mutation is a change of a trace, and what the checker must say of it.
+type mutation struct {
+	want string
+	f    func([]map[string]any) []map[string]any
+}
+
+// mutations checks that a trace is good, and that each of its changes is noticed.
+func mutations(t *testing.T, whole []map[string]any, all map[string]mutation) {
 	text := func(lines []map[string]any) string {
 		var b strings.Builder
 		for _, l := range lines {
@@ -93,6 +104,30 @@ func TestCampaignTraceMutations(t *testing.T) {
 		}
 		return b.String()
 	}
+	for name, tc := range all {
+		t.Run(name, func(t *testing.T) {
+			var copied []map[string]any
+			b, err := json.Marshal(whole)
+			if err == nil {
+				err = json.Unmarshal(b, &copied)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := directory.CheckTrace(strings.NewReader(text(copied))); err != nil {
+				t.Fatalf("before the change: %v", err)
+			}
+			_, err = directory.CheckTrace(strings.NewReader(text(tc.f(copied))))
+			if !errors.Is(err, cells.ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// A trace that is changed is noticed.
+func TestCampaignTraceMutations(t *testing.T) {
+	whole := tracedCampaigns(t)
 	// nth is the number of the nth line of a campaign's action.
 	nth := func(action string, n int, with ...string) int {
 		for i, l := range whole {
@@ -123,10 +158,7 @@ func TestCampaignTraceMutations(t *testing.T) {
 		}
 	}
 	moved := nth(directory.ActionResult, 1, "item_to", "MOVED")
-	for name, tc := range map[string]struct {
-		want string
-		f    func([]map[string]any) []map[string]any
-	}{
+	mutations(t, whole, map[string]mutation{
 		"a move that was committed fails": {"was committed", alter(moved, "item_to", "FAILED")},
 		"moved without a commit":          {"was not committed", func(ls []map[string]any) []map[string]any { return rolledBack(ls, ls[moved]["move"]) }},
 		"moved without a move":            {"without a move", alter(nth(directory.ActionUnfit, 1), "item_to", "MOVED")},
@@ -145,25 +177,7 @@ func TestCampaignTraceMutations(t *testing.T) {
 		"a route that is not the protocol": {"no row asked", func(ls []map[string]any) []map[string]any {
 			return append(ls, map[string]any{"tenant": "t00", "action": "OpenFence", "cell": "a", "epoch": 9})
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var copied []map[string]any
-			b, err := json.Marshal(whole)
-			if err == nil {
-				err = json.Unmarshal(b, &copied)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := directory.CheckTrace(strings.NewReader(text(copied))); err != nil {
-				t.Fatalf("before the change: %v", err)
-			}
-			_, err = directory.CheckTrace(strings.NewReader(text(tc.f(copied))))
-			if !errors.Is(err, cells.ErrInvalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want %q", err, tc.want)
-			}
-		})
-	}
+	})
 	if _, err := directory.CheckTrace(strings.NewReader("{\"campaign\":7}\n")); !errors.Is(err, cells.ErrInvalid) {
 		t.Errorf("a broken line: %v", err)
 	}

@@ -82,7 +82,8 @@ func (d *Driver) giveBack(ctx context.Context, r *api.Rollout) (time.Duration, e
 	if r.Paused {
 		return lookMost, nil
 	}
-	if wait := r.RetryAt.Sub(d.Now()); wait > 0 {
+	// More than was set: the clock has gone back.
+	if wait := r.RetryAt.Sub(d.Now()); wait > 0 && wait <= retryReturn {
 		return min(wait, lookMost), nil
 	}
 	_, err := d.next(ctx, r.ID, Event{Kind: Open})

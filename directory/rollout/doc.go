@@ -85,5 +85,6 @@
 // takes with it what it had not reported, at most a second or a heartbeat. A tenant
 // that cannot be returned (its old cell is full, or gone) is tried again for as long as
 // the rollout returns; an abort that keeps ends that. Clocks decide for how long a wave
-// bakes and when something is tried again, and no more.
+// bakes and when something is tried again, and no more; one that goes back makes a wave
+// bake anew.
 package rollout

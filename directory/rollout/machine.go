@@ -96,6 +96,10 @@ func Look(r *api.Rollout, t Totals, at time.Time) *api.Verdict {
 }
 
 func (m machine) judged(ev *Event) error {
+	if m.Window != nil && (m.Window.Since.After(ev.At) || m.ResumedAt.After(ev.At)) {
+		m.rewound(ev)
+		return nil
+	}
 	switch m.State {
 	case api.RolloutObserving:
 		return m.observed(ev)
@@ -133,6 +137,19 @@ func (m machine) judged(ev *Event) error {
 		return nil
 	}
 	return ErrNoChange
+}
+
+// rewound takes note of a clock that has gone back: what began in its future begins
+// now, with what was counted kept, or it would last for as long as the clock was wrong.
+func (m machine) rewound(ev *Event) {
+	w := *m.Window
+	if w.Since.After(ev.At) {
+		w.Since = ev.At
+	}
+	if m.ResumedAt.After(ev.At) {
+		m.ResumedAt = ev.At
+	}
+	m.Window = &w
 }
 
 // impatient reports whether data has been missing for too long.

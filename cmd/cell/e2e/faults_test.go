@@ -105,16 +105,24 @@ func TestFaultMatrix(t *testing.T) {
 	var rep report
 	for s, store := range []string{fleet.StoreSQLite, fleet.StorePostgres} {
 		t.Run(store, func(t *testing.T) {
-			start := func(t *testing.T) (*env, *network) { return faultFleet(t, store) }
+			start := func(t *testing.T, op *operation) (*env, *network) { return faultFleet(t, store, op) }
 			if !all {
-				shared := sync.OnceValues(func() (*env, *network) { return faultFleet(t, store) })
-				start = func(*testing.T) (*env, *network) { return shared() }
+				shared := map[bool]func() (*env, *network){}
+				for _, op := range ops {
+					if shared[op.cells != nil] == nil {
+						shared[op.cells != nil] = sync.OnceValues(func() (*env, *network) { return faultFleet(t, store, op) })
+					}
+				}
+				start = func(_ *testing.T, op *operation) (*env, *network) { return shared[op.cells != nil]() }
 			}
 			for o, op := range ops {
+				if !all && !op.visited(s, o) {
+					continue
+				}
 				t.Run(op.name, func(t *testing.T) {
 					defer rep.write(t)
 					owners := map[string]cells.CellID{}
-					e, n := start(t) // in a long run each has its own: what is left of others fills disks
+					e, n := start(t, op) // in a long run each has its own: what is left of others fills disks
 					for i, f := range faults {
 						if f.store != "" && f.store != store {
 							continue
@@ -143,11 +151,36 @@ func TestFaultMatrix(t *testing.T) {
 // sampled says whether the suite visits a step with a fault.
 func (op *operation) sampled(store, number, fault, step int) bool {
 	here := (5*fault+7*store+2+number)%len(op.steps) == step
+	if op.cells != nil { // a fleet costs seconds
+		return here && store == 0 && fault == number%3
+	}
 	if op.name == "move" {
 		return here && fault > 2 // kills have a test of their own
 	}
 	return here && (fault+number+3*store)%6 == 0
 }
+
+// visited says whether the suite visits any of its steps on a store.
+func (op *operation) visited(store, number int) bool {
+	for f := range faults {
+		for s := range op.steps {
+			if op.sampled(store, number, f, s) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// bystanders are the cells in which other tenants are in use.
+func (op *operation) bystanders() []cells.CellID {
+	if op.others != nil {
+		return op.others
+	}
+	return []cells.CellID{"cell-a", "cell-b"}
+}
+
+func other(cell cells.CellID) string { return "other" + string(cell[4:]) }
 
 // chosen are the operations that a list of names names; "" is all.
 func chosen(t *testing.T, all []*operation, names string) (out []*operation) {
@@ -164,8 +197,9 @@ func chosen(t *testing.T, all []*operation, names string) (out []*operation) {
 	return out
 }
 
-// faultFleet starts a fleet whose network can be cut and whose target has a small disk.
-func faultFleet(t *testing.T, store string) (*env, *network) {
+// faultFleet starts a fleet for an operation, whose network can be cut and whose target
+// has a small disk.
+func faultFleet(t *testing.T, store string, op *operation) (*env, *network) {
 	dir, err := os.MkdirTemp("", "cell-faults-")
 	if err != nil {
 		t.Fatal(err)
@@ -175,7 +209,7 @@ func faultFleet(t *testing.T, store string) (*env, *network) {
 	}
 	n := &network{t: t}
 	t.Cleanup(n.close)
-	e := startIn(t, dir, fleet.Config{Store: store}, func(o *fleet.Options) { o.Via = n.via })
+	e := startIn(t, dir, fleet.Config{Store: store, Cells: op.cells}, func(o *fleet.Options) { o.Via = n.via })
 	n.mu.Lock()
 	n.procs = func() map[string]int {
 		out := map[string]int{}
@@ -185,8 +219,9 @@ func faultFleet(t *testing.T, store string) (*env, *network) {
 		return out
 	}
 	n.mu.Unlock()
-	e.tenant("other-a", "cell-a")
-	e.tenant("other-b", "cell-b")
+	for _, cell := range op.bystanders() {
+		e.tenant(other(cell), string(cell))
+	}
 	return e, n
 }
 
@@ -210,8 +245,8 @@ func (e *env) faultAt(n *network, op *operation, f fault, store string, step cel
 		stops = append(stops, e.hammer(&load.Hammer{Client: c, Clients: max(1, 3/op.tenants), Keys: 5, Pause: 3 * time.Millisecond}))
 	}
 	others := map[cells.CellID]func() load.Tally{}
-	for _, cell := range []cells.CellID{"cell-a", "cell-b"} {
-		o := &load.Client{Base: e.Info.Edge, Tenant: "other" + string(cell[4:]), HTTP: e.http}
+	for _, cell := range op.bystanders() {
+		o := &load.Client{Base: e.Info.Edge, Tenant: other(cell), HTTP: e.http}
 		others[cell] = e.hammer(&load.Hammer{Client: o, Clients: 1, Keys: 3, Namespace: r.id, Pause: 5 * time.Millisecond})
 	}
 	if op.ready != nil {
@@ -266,6 +301,9 @@ func (e *env) faultAt(n *network, op *operation, f fault, store string, step cel
 	}
 	if row.Events > 0 {
 		t.Errorf("%d gaps or repetitions in the events", row.Events)
+	}
+	if op.after != nil {
+		op.after(r, owners)
 	}
 	t.Logf("%+v", row)
 	return row

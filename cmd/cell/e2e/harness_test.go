@@ -133,7 +133,7 @@ func startIn(t *testing.T, dir string, cfg fleet.Config, more ...func(*fleet.Opt
 }
 
 // checkTrace holds everything that the fleet's directories did against the actions
-// of moves and of campaigns, whatever the test was about; those that are wanted must
+// of moves, campaigns and rollouts, whatever the test was about; those that are wanted must
 // be there.
 func checkTrace(t *testing.T, path string, wanted []string) {
 	t.Helper()
@@ -152,6 +152,9 @@ func checkTrace(t *testing.T, path string, wanted []string) {
 		n := rep.Actions[action]
 		if name, ok := strings.CutPrefix(action, "campaign "); ok {
 			n = rep.CampaignActions[name]
+		}
+		if name, ok := strings.CutPrefix(action, "rollout "); ok {
+			n = rep.RolloutActions[name]
 		}
 		if action == "undo" {
 			n = rep.Undos

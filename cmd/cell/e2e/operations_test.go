@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/cmd/cell/fleet"
 	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
@@ -27,8 +28,12 @@ type operation struct {
 	home    cells.CellID
 	// stays: tenants are to end in cell-a.
 	stays bool
+	// cells, unless nil, are those of a fleet of its own, and others the cells in which
+	// other tenants are in use; nil is cell-a and cell-b.
+	cells  []fleet.Cell
+	others []cells.CellID
 	// actions are those that its runs leave in the trace, whatever goes wrong; those of
-	// campaigns after "campaign ".
+	// campaigns after "campaign ", those of rollouts after "rollout ".
 	actions []string
 	// ready does what comes before; nothing goes wrong yet. Nil is nothing.
 	ready func(r *run)
@@ -38,6 +43,8 @@ type operation struct {
 	// settle waits until it is over and nothing is left to remove, and says of tenants
 	// whether the directory's records have them moved to cell-b.
 	settle func(r *run) map[string]bool
+	// after makes room for the next run, and may bring tenants elsewhere. Nil is nothing.
+	after func(r *run, owners map[string]cells.CellID)
 }
 
 // run is one operation, once.
@@ -50,6 +57,7 @@ type run struct {
 
 	first, move api.Move
 	campaign    api.CampaignID
+	rollout     api.RolloutID
 }
 
 var runs struct {
@@ -132,6 +140,8 @@ var operations = []*operation{
 		},
 		settle: settleCampaign,
 	},
+	rolloutForward,
+	rolloutReturn,
 }
 
 // settleMove waits for the end of the run's move.
@@ -285,7 +295,7 @@ func TestFaultMatrixIsWhole(t *testing.T) {
 				}
 			}
 		}
-		if sampled < 3 {
+		if sampled < 3 && op.cells == nil || sampled == 0 {
 			t.Errorf("%s: the suite visits %d of its steps", op.name, sampled)
 		}
 	}
