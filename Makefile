@@ -74,7 +74,7 @@ bench-plan: ## what a plan for a million tenants costs, by policy
 claimers: postgres ## 64 claimers at 3 router replicas on one Postgres, 10,000 new tenants, quotas in force (CLAIMERS=64 TENANTS=10000)
 	CELL_CLAIMERS=$(or $(CLAIMERS),64) CELL_CLAIM_TENANTS=$(or $(TENANTS),10000) $(GO) test ./directory/deploy/httpapi -run 'TestClaimers$$' -count=1 -v -timeout 1h
 
-faults: postgres ## every fault at every step of moves, undos, campaigns on both stores (about an hour; OPS=undo,campaign); writes docs/faults.md
+faults: postgres ## every fault at every step of moves, undos, campaigns, rollouts on both stores (more than an hour; OPS=undo,campaign); writes docs/faults.md
 	CELL_FAULTS=all CELL_FAULTS_OPS=$(OPS) CELL_FAULTS_OUT=$(CURDIR)/docs/faults.md $(GO) test ./cmd/cell/e2e -run 'TestFaultMatrix$$' -count=1 -timeout 4h
 
 schedules: ## seeded schedules of trouble (SCHEDULES=10000, SEED=1)
