@@ -123,6 +123,9 @@ func (s *Server) unitsOf(ctx context.Context, rec *api.Rollout) ([]api.RolloutUn
 	}
 	if set.From == "" {
 		if len(others) != 1 {
+			if len(others) == 0 {
+				return nil, bad("no cell that serves has another version than %s: there is nothing to go from", set.Version)
+			}
 			names := []string{}
 			for v := range others {
 				names = append(names, strconv.Quote(v))

@@ -160,7 +160,9 @@ func printAccount(w io.Writer, a cells.BudgetAccount) error {
 	if len(a.Entries) == 0 {
 		return nil
 	}
-	fmt.Fprintf(w, "  grows      by %s at %s\n", a.GrowsBy.Round(time.Millisecond), a.GrowsAt.Format(time.RFC3339))
+	if a.GrowsBy > 0 {
+		fmt.Fprintf(w, "  grows      by %s at %s\n", a.GrowsBy.Round(time.Millisecond), a.GrowsAt.Format(time.RFC3339))
+	}
 	rows := [][]string{{"  MOVE", "CHARGED", "CLIENTS SAW", "DRIVER'S PAUSE", "FORCED BY", "AT"}}
 	for _, e := range a.Entries {
 		charged, seen, forced := e.Pause.Round(time.Microsecond).String(), "not reported", "-"

@@ -343,6 +343,7 @@ func (a *app) campaignList() *cobra.Command {
 	var state string
 	c := &cobra.Command{
 		Use: "list", Short: "List campaigns, newest first", Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error { return atLeastOne("limit", q.Limit) },
 		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
 			q.State = api.CampaignState(strings.ToUpper(state))
 			list, err := cl.Campaigns(ctx, q)

@@ -130,7 +130,7 @@ func printCampaign(w io.Writer, c *api.Campaign) error {
 		fmt.Fprintf(w, " (%s)", zone)
 	}
 	fmt.Fprintf(w, ", stops after %s\n", s.StopAfter)
-	if n := c.Counts.Total; n > 1 {
+	if n := c.Counts.Total; n > 1 && c.ID != "" {
 		first, last := api.ItemGroup(c.ID, 1), api.ItemGroup(c.ID, max(c.NextPos, 1))
 		if first != last {
 			first += " to " + last

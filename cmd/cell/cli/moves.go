@@ -288,15 +288,21 @@ func printMove(w io.Writer, m api.Move) error {
 	return nil
 }
 
+// atLeastOne refuses a flag's value below 1.
+func atLeastOne(name string, n int) error {
+	if n < 1 {
+		return usagef("--%s %d: want at least 1", name, n)
+	}
+	return nil
+}
+
 func (a *app) movesCmd() *cobra.Command {
 	var q client.MoveQuery
 	var tenant, state string
 	c := &cobra.Command{
 		Use: "moves", Short: "List moves, newest first", Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error { return atLeastOne("limit", q.Limit) },
 		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
-			if q.Limit < 1 {
-				return usagef("--limit %d: want at least 1", q.Limit)
-			}
 			q.Tenant, q.State = cells.TenantID(tenant), api.MoveState(strings.ToUpper(state))
 			list, err := cl.Moves(ctx, q)
 			if err != nil {

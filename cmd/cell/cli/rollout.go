@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
@@ -106,7 +107,10 @@ pauses when data is missing for longer than --patience.`,
 		Example: `  cell rollout start --version v2 --by move --canary acme,globex --dry-run
   cell rollout start --version v2 --from v1 --by upgrade --waves 1%,25%,100% --bake 30m --error-budget 0.1%`,
 		Args: cobra.NoArgs,
-		PreRunE: func(*cobra.Command, []string) error {
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := noZero(cmd.Flags(), "bake", "patience", "change-timeout", "concurrency", "min-requests", "error-floor", "sigma", "latency-ratio", "latency-floor"); err != nil {
+				return err
+			}
 			_, err := settings()
 			return err
 		},
@@ -181,6 +185,19 @@ pauses when data is missing for longer than --patience.`,
 	return c
 }
 
+// noZero refuses zeros: the directory takes them for what was not given, and who wants no
+// floor would get the default one.
+func noZero(flags *pflag.FlagSet, names ...string) error {
+	for _, n := range names {
+		f := flags.Lookup(n)
+		v := f.Value.String()
+		if x, err := strconv.ParseFloat(strings.TrimRight(v, "%s"), 64); f.Changed && err == nil && x == 0 {
+			return usagef("--%s %s: want more than 0", n, v)
+		}
+	}
+	return nil
+}
+
 func (a *app) rolloutStatus() *cobra.Command {
 	var follow bool
 	c := &cobra.Command{
@@ -247,6 +264,7 @@ func (a *app) rolloutList() *cobra.Command {
 	var state string
 	c := &cobra.Command{
 		Use: "list", Short: "List rollouts, newest first", Args: cobra.NoArgs,
+		PreRunE: func(*cobra.Command, []string) error { return atLeastOne("limit", q.Limit) },
 		RunE: a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
 			q.State = api.RolloutState(strings.ToUpper(state))
 			list, err := cl.Rollouts(ctx, q)
