@@ -4,8 +4,6 @@ package postgres
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,8 +21,7 @@ import (
 // objectName is the name of the move's slot and publication. Slots of all
 // databases of a server share their names.
 func (s *Store) objectName(move cells.MoveID) string {
-	sum := sha256.Sum256([]byte(s.pool.Config().ConnConfig.Database + "\x00" + string(move)))
-	return "cell_move_" + hex.EncodeToString(sum[:10])
+	return moveObject(s.pool.Config().ConnConfig.Database, move)
 }
 
 // messagePrefix marks the messages that positions are found by.

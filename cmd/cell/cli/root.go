@@ -74,7 +74,10 @@ func Main(ctx context.Context, version string, args []string, in io.Reader, out,
 func (a *app) report(err error) int {
 	var usage *usageError
 	code := ExitFailed
+	var ill *unwell
 	switch {
+	case errors.As(err, &ill):
+		code = ill.code
 	case errors.As(err, &usage), wrongLine(err):
 		code = ExitUsage
 	case isUnknownOutcome(err):
@@ -95,7 +98,7 @@ func (a *app) report(err error) int {
 		return code
 	}
 	fmt.Fprintf(a.err, "cell: %s\n", wording(err))
-	if code == ExitUsage {
+	if code == ExitUsage && ill == nil {
 		fmt.Fprintln(a.err, "cell: see --help")
 	}
 	if code == ExitUnknown {
@@ -171,7 +174,7 @@ through its state folder (--fleet, $CELL_FLEET_DIR, default .cell).`,
 			root.AddCommand(c)
 		}
 	}
-	add("fleet", a.devCmd(), a.pkiCmd(), a.benchCmd())
+	add("fleet", a.devCmd(), a.doctorCmd(), a.pkiCmd(), a.benchCmd())
 	add("tenants", a.cellsCmd(), a.versionsCmd(), a.placeCmd(), a.whichCmd(), a.limitCmd(), a.credentialCmd(), a.tenantsCmd(), a.explainCmd())
 	add("moves", a.moveCmd(), a.preflightCmd(), a.movesCmd(), a.campaignCmd(), a.rebalanceCmd(), a.rolloutCmd(), a.budgetCmd())
 	add("servers", a.directoryCmd(), a.routerCmd(), a.provisionerCmd(), a.renderCmd(), a.sidecarCmd(), a.tableCmd())
