@@ -238,7 +238,7 @@ func checkProcesses(ctx context.Context, x *exam) (out []Finding, _ error) {
 }
 
 func checkProvisioning(ctx context.Context, x *exam) (out []Finding, _ error) {
-	cl, err := x.directory()
+	cl, err := x.directory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -347,7 +347,7 @@ func checkSkew(ctx context.Context, x *exam) (out []Finding, _ error) {
 
 // changing says which cells' versions are being changed now.
 func (x *exam) changing(ctx context.Context) (map[cells.CellID]string, error) {
-	cl, err := x.directory()
+	cl, err := x.directory(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -71,7 +71,7 @@ func askRouter(ctx context.Context, r Router) (s routerState, _ error) {
 func checkLag(ctx context.Context, x *exam) (out []Finding, _ error) {
 	var errs []error
 	var want cells.Revision
-	cl, err := x.directory()
+	cl, err := x.directory(ctx)
 	if err == nil {
 		page, perr := cl.Tenants(ctx, client.TenantQuery{Limit: 1, Deleted: true})
 		want, err = page.Revision, perr

@@ -79,9 +79,10 @@ type exam struct {
 	src Sources
 	o   Options
 
+	asked    bool
+	dirErr   error
 	cellList []api.Cell
 	members  []api.Member
-	moves    map[cells.MoveID]api.Move
 	opened   map[cells.CellID]*opened
 	fences   map[cells.CellID][]guard.Fence
 	view     *deploy.View
@@ -113,37 +114,43 @@ func (x *exam) close() {
 	}
 }
 
-func (x *exam) directory() (*client.Client, error) {
+// directoryTimeout bounds the first question to the directory. One that does not answer it
+// is asked nothing else.
+const directoryTimeout = 5 * time.Second
+
+func (x *exam) directory(ctx context.Context) (*client.Client, error) {
 	if x.src.Fleet == nil {
 		return nil, fmt.Errorf("the directory: %w", x.src.FleetErr)
 	}
-	return x.src.Fleet, nil
+	if !x.asked {
+		ctx, cancel := context.WithTimeout(ctx, directoryTimeout)
+		defer cancel()
+		x.asked = true
+		if x.cellList, x.dirErr = x.src.Fleet.Cells(ctx); x.dirErr != nil {
+			x.dirErr = fmt.Errorf("the directory: %w", x.dirErr)
+		}
+	}
+	return x.src.Fleet, x.dirErr
 }
 
 func (x *exam) cells(ctx context.Context) ([]api.Cell, error) {
-	if x.cellList != nil {
-		return x.cellList, nil
-	}
-	cl, err := x.directory()
-	if err != nil {
-		return nil, err
+	cl, err := x.directory(ctx)
+	if err != nil || x.cellList != nil {
+		return x.cellList, err
 	}
 	list, err := cl.Cells(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("the directory: %w", err)
 	}
-	if list == nil {
-		list = []api.Cell{}
-	}
-	x.cellList = list
-	return list, nil
+	x.cellList = append([]api.Cell{}, list...)
+	return x.cellList, nil
 }
 
 func (x *exam) processes(ctx context.Context) ([]api.Member, error) {
 	if x.members != nil {
 		return x.members, nil
 	}
-	cl, err := x.directory()
+	cl, err := x.directory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +164,7 @@ func (x *exam) processes(ctx context.Context) ([]api.Member, error) {
 
 // routes reads all routes, tombstones included, anew.
 func (x *exam) routes(ctx context.Context) (map[cells.TenantID]cells.TenantRoute, error) {
-	cl, err := x.directory()
+	cl, err := x.directory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +187,7 @@ func (x *exam) routes(ctx context.Context) (map[cells.TenantID]cells.TenantRoute
 
 // move returns a move's record; ok is false when the directory has none.
 func (x *exam) move(ctx context.Context, id cells.MoveID) (m api.Move, ok bool, _ error) {
-	cl, err := x.directory()
+	cl, err := x.directory(ctx)
 	if err != nil {
 		return m, false, err
 	}

@@ -84,7 +84,8 @@ func (a *app) doctorCmd() *cobra.Command {
 func doctorHelp() string {
 	var b strings.Builder
 	b.WriteString(`Run a list of checks. Each is ok, has findings, or was not run, with the reason: a check
-is never ok for what it could not read. Nothing is changed.
+is never ok for what it could not read. Nothing is changed, except that the directory of
+deployments gets the tables of this build, as it would from a router of it.
 
 What there is to look at is found in the state folder of a fleet that cell dev started, or
 given by flags. Checks whose scope has nothing to look at are left out. The directory may
@@ -238,6 +239,11 @@ func (a *app) doctorSources(ctx context.Context, d doctorFlags) (src doctor.Sour
 		src.Certificates = append(src.Certificates, files...)
 	}
 	if d.deployments != "" {
+		if path, ok := strings.CutPrefix(d.deployments, "sqlite:"); ok {
+			if _, err := os.Stat(path); err != nil { // it would be made
+				return src, closing, fmt.Errorf("the directory of deployments: %w", err)
+			}
+		}
 		l, err := directoryopen.Deployments(ctx, d.deployments, directoryopen.Options{AllowAsynchronous: true, Logger: slog.New(slog.DiscardHandler)})
 		if errors.Is(err, cells.ErrInvalid) {
 			return src, closing, usagef("--deployments: %s", wording(err))
