@@ -17,7 +17,7 @@ func fileChecks() []Check {
 	return []Check{
 		{ID: "certificates", Scope: ScopeFiles, Worst: Error, run: checkCertificates,
 			Looks: "Each certificate file, and the CA's, is valid now and for a while, of this CA, and not revoked.",
-			Fix:   "cell pki renew FILE; processes take it over without a restart"},
+			Fix:   "cell pki renew CERT KEY; processes take it over without a restart"},
 		{ID: "router-token", Scope: ScopeFiles, Worst: Error, run: checkToken,
 			Looks: "CELL_ROUTER_TOKEN, where it is set, is lcr_ and 128 lowercase hexadecimal digits.",
 			Fix:   "make one with cell credential new"},

@@ -35,8 +35,8 @@ func Leftovers(ctx context.Context, db *sql.DB, schema string) (transfer.Leftove
 	}
 	known := map[string]bool{}
 	if there {
-		rows, err := db.QueryContext(ctx, strings.ReplaceAll(`SELECT move, tenant, false, ended, at, coalesce(nullif(c.objects, ''), ''), coalesce(g.name, '')
-				FROM @s.transfer_capture c LEFT JOIN @s.transfer_group g ON g.id = c.grp WHERE NOT released
+		rows, err := db.QueryContext(ctx, strings.ReplaceAll(`SELECT c.move, c.tenant, false, c.ended, c.at, c.objects, coalesce(g.name, '')
+				FROM @s.transfer_capture c LEFT JOIN @s.transfer_group g ON g.id = c.grp WHERE NOT c.released
 			UNION ALL SELECT move, tenant, true, '', at, '', '' FROM @s.transfer_import ORDER BY 1, 3`, "@s", at))
 		if err != nil {
 			return out, err
