@@ -335,3 +335,45 @@ func TestDoctorFindsALostDirectory(t *testing.T) {
 	e.finds("directory-lost", "cell-a", "acme among them")
 	e.finds("fences", "cell-a", "no route of the tenant")
 }
+
+// While tenants move to and fro the doctor finds nothing: what differs for a moment is
+// looked at again.
+func TestDoctorWhileTenantsMove(t *testing.T) {
+	e := start(t, fleet.Config{Store: fleet.StorePostgres})
+	e.tenant("acme", "cell-a")
+	e.tenant("bolt", "cell-b")
+	done, stop := make(chan struct{}), make(chan struct{})
+	moves := 0
+	go func() {
+		defer close(done)
+		m := fleet.Mover{Client: e.cl}
+		for _, to := range []string{"cell-b", "cell-a", "cell-b", "cell-a"} {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			other := map[string]string{"cell-a": "cell-b", "cell-b": "cell-a"}[to]
+			for tenant, cell := range map[string]string{"acme": to, "bolt": other} {
+				if _, err := m.Move(t.Context(), tenant, cell); err != nil {
+					t.Errorf("move of %s to %s: %v", tenant, cell, err)
+				}
+				moves++
+			}
+		}
+	}()
+	defer func() { close(stop); <-done }()
+	for looks := 0; ; looks++ {
+		if rep, code := e.doctor(); code != 0 {
+			t.Fatalf("look %d, exit %d: %+v", looks, code, rep.Results)
+		}
+		select {
+		case <-done:
+			if looks == 0 || moves < 8 {
+				t.Errorf("%d looks during %d moves", looks, moves)
+			}
+			return
+		default:
+		}
+	}
+}
