@@ -207,7 +207,9 @@ func (c *Cell) registered(ctx context.Context) (deploy.View, *deploy.Cell, error
 }
 
 // live lists the live processes, as their heartbeats say.
-func (c *Cell) live(ctx context.Context) ([]tenancy.Heartbeat, error) { return c.Rows.Heartbeats(ctx, c.Alive) }
+func (c *Cell) live(ctx context.Context) ([]tenancy.Heartbeat, error) {
+	return c.Rows.Heartbeats(ctx, c.Alive)
+}
 
 // matching refuses live processes whose configuration is neither value of the own row.
 // Those that report none are passed over.

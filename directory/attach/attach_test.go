@@ -13,6 +13,7 @@ import (
 
 // A deployment becomes the first cell and a second one is attached beside it.
 func TestTwoCells(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	one := w.deployment("one", shared)
 	one.config.Tenants = []cells.TenantID{"code"}
@@ -49,7 +50,9 @@ func TestTwoCells(t *testing.T) {
 	w.refused(err, "the first cell does not serve yet")
 
 	var steps []attach.Step
-	c, err := one.attach(func(c *attach.Cell) { c.Tell = func(s attach.Step, d string) { steps = append(steps, s); t.Logf("%s: %s", s, d) } })
+	c, err := one.attach(func(c *attach.Cell) {
+		c.Tell = func(s attach.Step, d string) { steps = append(steps, s); t.Logf("%s: %s", s, d) }
+	})
 	w.must(err, "attach one")
 	if c.State != deploy.Serving || c.Mode != tenancy.Enforced || c.Placements != 3 || one.state().Mode != tenancy.Enforced {
 		t.Errorf("attached %+v, %v", c, steps)

@@ -166,11 +166,11 @@ func (r *run) triggers(ctx context.Context, firstRow bool) error {
 }
 
 // apart: the cell's stores are no other cell's, and the other cells run what their rows
-// say.
+// say. One that is only prepared is looked at from its own attach.
 func (r *run) apart(ctx context.Context) error {
 	for i := range r.view.Cells {
 		o := &r.view.Cells[i]
-		if o.Name == r.Name {
+		if o.Name == r.Name || o.AttachStartedAt.IsZero() {
 			continue
 		}
 		var peer *Peer
@@ -202,9 +202,6 @@ func (r *run) peer(ctx context.Context, o *deploy.Cell, p *Peer) error {
 			return refuse("cells %s and %s: %v", r.Name, o.Name, err)
 		}
 		return fmt.Errorf("the stores of cells %s and %s: %w", r.Name, o.Name, err)
-	}
-	if o.Current == nil {
-		return nil // not attached: nothing to compare with
 	}
 	live, err := p.Rows.Heartbeats(ctx, r.Alive)
 	if err != nil {

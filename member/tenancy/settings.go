@@ -40,9 +40,11 @@ type Settings struct {
 // process without a public base URL: no URL that it hands out may come from a
 // request. The error wraps [cells.ErrInvalid], names the variable and never holds the
 // credential.
-func FromEnv() (Settings, error) { return fromEnv(os.LookupEnv) }
+func FromEnv() (Settings, error) { return From(os.LookupEnv) }
 
-func fromEnv(lookup func(string) (string, bool)) (s Settings, err error) {
+// From is [FromEnv] with variables that lookup finds, for a command that reads the
+// settings of several cells.
+func From(lookup func(string) (string, bool)) (s Settings, err error) {
 	get := func(name string) string { v, _ := lookup(name); return v }
 	bad := func(name, format string, args ...any) (Settings, error) {
 		return Settings{}, fmt.Errorf("%w: %s: %s", cells.ErrInvalid, name, fmt.Sprintf(format, args...))

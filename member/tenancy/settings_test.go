@@ -17,7 +17,7 @@ func TestFromEnv(t *testing.T) {
 		"CELL_TENANCY_MODE_CACHE_S": "2.5", "CELL_ROUTER_TIMEOUT_S": "1", "CELL_TENANCY_MAX_STALE_S": "30", "CELL_BEARER_ISSUERS": " x, y ,", "CELL_TENANTS": "t1,t2",
 		"CELL_SCIM": "true", "CELL_END_USER_ISSUERS": `[{"issuer":"u","tenants":["u-*"]}]`, "CELL_OIDC_ISSUER": "o", "CELL_OIDC_CLIENT_ID": "c"}
 	read := func(change map[string]string) (Settings, error) {
-		return fromEnv(func(name string) (string, bool) {
+		return From(func(name string) (string, bool) {
 			if v, ok := change[name]; ok {
 				return v, true
 			}
@@ -45,7 +45,7 @@ func TestFromEnv(t *testing.T) {
 			t.Errorf("%.8s...: %v", secret, err)
 		}
 	}
-	if s, err := fromEnv(func(string) (string, bool) { return "", false }); err != nil || s.Cell != "" {
+	if s, err := From(func(string) (string, bool) { return "", false }); err != nil || s.Cell != "" {
 		t.Errorf("nothing set: %+v, %v", s, err)
 	}
 }

@@ -258,6 +258,7 @@ func (a *app) cellSetCmd() *cobra.Command {
 
 func (a *app) placeCmd() *cobra.Command {
 	var cell, op, router, fingerprint string
+	var fl cellFlags
 	var inFleet func(*cobra.Command, []string) error
 	c := &cobra.Command{
 		Use:   "place TENANT",
@@ -268,7 +269,8 @@ cell, and a tenant that is placed already stays where it is (use cell move).
 
 With --router the tenant is placed in a whole deployment, which --cell names: it has to
 be open, below its quota, and its configuration that of --fingerprint-file, unless the
-tenant is placed already.`,
+tenant is placed already. With --dsn, or --env-file, the command runs with the cell's own
+settings instead, and writes the tenant's row in the cell, too: then it serves the tenant.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if router == "" {
@@ -277,6 +279,13 @@ tenant is placed already.`,
 			id, err := tenantArg(args[0])
 			if err != nil {
 				return err
+			}
+			if fl.dsn != "" || fl.env != "" {
+				if fingerprint != "" {
+					return usagef("--fingerprint-file is for a command without the cell's settings")
+				}
+				fl.router = router
+				return a.placeInCell(cmd, &fl, id, cells.CellID(cell))
 			}
 			return a.placeRouter(cmd.Context(), router, id, cells.CellID(cell), fingerprint)
 		},
@@ -303,6 +312,8 @@ tenant is placed already.`,
 	})
 	c.Flags().StringVar(&cell, "cell", "", "the cell; default: the open one with the fewest tenants")
 	routerFlag(c, &router)
+	c.Flags().StringVar(&fl.env, "env-file", "", "with --router: file with the cell's settings, NAME=value a line, instead of the environment")
+	c.Flags().StringVar(&fl.dsn, "dsn", "", "with --router: the cell's Postgres")
 	c.Flags().StringVar(&fingerprint, "fingerprint-file", "", "with --router: the configuration that the cell's processes run, as their fingerprint (JSON)")
 	c.Flags().StringVar(&op, "operation-id", "", "makes a retry from a script safe: the same id gets the first answer")
 	_ = c.RegisterFlagCompletionFunc("cell", a.completeCells)

@@ -103,35 +103,39 @@ const (
 //	CELL_CLICKHOUSE_CA_FILE   certificates that the server's is checked against
 //
 // [cells.ErrInvalid] for a malformed variable, and for one of a store that has no URL.
-func FromEnv() (Config, error) {
+func FromEnv() (Config, error) { return From(os.Getenv) }
+
+// From is [FromEnv] with variables that get returns, for a command that opens the
+// stores of several cells. "" is a variable that is not set.
+func From(get func(name string) string) (Config, error) {
 	var cfg Config
 	for url, others := range map[string][]string{envS3: {envS3Region, envS3Keys, envS3CA}, envCH: {envCHDB, envCHKeys, envCHCA}} {
 		for _, o := range others {
-			if os.Getenv(o) != "" && os.Getenv(url) == "" {
+			if get(o) != "" && get(url) == "" {
 				return Config{}, fmt.Errorf("%w: %s is set and %s is not", cells.ErrInvalid, o, url)
 			}
 		}
 	}
 	var err error
-	if v := os.Getenv(envS3); v != "" {
-		c := &s3.Config{Region: os.Getenv(envS3Region)}
+	if v := get(envS3); v != "" {
+		c := &s3.Config{Region: get(envS3Region)}
 		if c.Endpoint, c.Location, err = parseBucket(v); err != nil {
 			return Config{}, err
 		}
-		if c.AccessKey, c.SecretKey, err = pair(envS3Keys); err != nil {
+		if c.AccessKey, c.SecretKey, err = pair(get, envS3Keys); err != nil {
 			return Config{}, err
 		}
-		if c.RootCAs, err = roots(envS3CA); err != nil {
+		if c.RootCAs, err = roots(get, envS3CA); err != nil {
 			return Config{}, err
 		}
 		cfg.S3 = c
 	}
-	if v := os.Getenv(envCH); v != "" {
-		c := &clickhouse.Config{URL: v, Database: os.Getenv(envCHDB)}
-		if c.User, c.Password, err = pair(envCHKeys); err != nil {
+	if v := get(envCH); v != "" {
+		c := &clickhouse.Config{URL: v, Database: get(envCHDB)}
+		if c.User, c.Password, err = pair(get, envCHKeys); err != nil {
 			return Config{}, err
 		}
-		if c.RootCAs, err = roots(envCHCA); err != nil {
+		if c.RootCAs, err = roots(get, envCHCA); err != nil {
 			return Config{}, err
 		}
 		cfg.ClickHouse = c
@@ -161,8 +165,8 @@ func parseBucket(s string) (endpoint string, at stores.Location, err error) {
 }
 
 // pair reads a file of two lines; two empty strings without a file.
-func pair(env string) (first, second string, err error) {
-	path := os.Getenv(env)
+func pair(get func(string) string, env string) (first, second string, err error) {
+	path := get(env)
 	if path == "" {
 		return "", "", nil
 	}
@@ -177,8 +181,8 @@ func pair(env string) (first, second string, err error) {
 	return lines[0], lines[1], nil
 }
 
-func roots(env string) (*x509.CertPool, error) {
-	path := os.Getenv(env)
+func roots(get func(string) string, env string) (*x509.CertPool, error) {
+	path := get(env)
 	if path == "" {
 		return nil, nil
 	}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e_test
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"github.com/cloister-dev/cloister/internal/credential"
+	"github.com/cloister-dev/cloister/internal/freeport"
+	"github.com/cloister-dev/cloister/internal/pgcluster"
+)
+
+// deployments are services on Postgres behind a router of deployments, all of them
+// processes.
+type deployments struct {
+	*testing.T
+	dir, router, operator string
+	pg                    *pgcluster.Cluster
+	sign                  func(issuer, tenant string) string
+}
+
+// service is one deployment: its settings, and its process.
+type service struct {
+	*deployments
+	name, host, addr, admin, probe, env string
+	settings                            map[string]string
+	token, sum                          string
+	cmd                                 *exec.Cmd
+	ended                               chan struct{}
+}
+
+func startDeployments(t *testing.T) *deployments {
+	dir, err := os.MkdirTemp("", "cell-attach-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := &deployments{T: t, dir: dir}
+	if d.pg, err = pgcluster.Start(t.Context(), pgcluster.Options{Dir: filepath.Join(dir, "pg"), NoSync: true}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.pg.Stop(); _ = os.RemoveAll(dir) })
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.json("keys.json", jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k", Algorithm: "ES256"}}})
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: "k"}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.sign = func(issuer, tenant string) string {
+		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "tenant": tenant, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	return d
+}
+
+func (d *deployments) json(name string, v any) string {
+	d.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		d.Fatal(err)
+	}
+	path := filepath.Join(d.dir, name)
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		d.Fatal(err)
+	}
+	return path
+}
+
+func (d *deployments) free() string {
+	d.Helper()
+	addr, err := freeport.Addr()
+	if err != nil {
+		d.Fatal(err)
+	}
+	return addr
+}
+
+// service makes a deployment's database and settings; start starts its process.
+func (d *deployments) service(name, host string) *service {
+	d.Helper()
+	if err := d.pg.CreateDatabase(d.Context(), name); err != nil {
+		d.Fatal(err)
+	}
+	s := &service{deployments: d, name: name, host: host, addr: d.free(), admin: d.free(), probe: d.free()}
+	token, sum := credential.Router.New()
+	s.token, s.sum = token, sum.String()
+	d.json("issuers-"+name+".json", []map[string]any{{"issuer": "iss-" + name, "jwks": "keys.json"}})
+	s.settings = map[string]string{"CELL": name, "CELL_PUBLIC_BASE_URL": "https://" + host, "CELL_TENANCY_MODE_CACHE_S": "0.2", "CELL_DSN": d.pg.URL(name)}
+	cells := filepath.Join(d.dir, "cells")
+	if err := os.MkdirAll(cells, 0o700); err != nil {
+		d.Fatal(err)
+	}
+	s.env = filepath.Join(cells, name+".env")
+	var b strings.Builder
+	for k, v := range s.settings {
+		fmt.Fprintf(&b, "%s=%s\n", k, v)
+	}
+	// Processes have the issuers in a file; to a command they are a setting.
+	fmt.Fprintf(&b, "CELL_BEARER_ISSUERS=iss-%s\n", name)
+	if err := os.WriteFile(s.env, []byte(b.String()), 0o600); err != nil {
+		d.Fatal(err)
+	}
+	return s
+}
+
+// start starts the process, as a cell's or alone. One whose first read of its rows is
+// late on a busy machine ends, and is started again.
+func (s *service) start(cell bool) {
+	s.Helper()
+	for range 5 {
+		if s.try(cell) {
+			return
+		}
+	}
+	s.Fatal(s.name + " does not start")
+}
+
+func (s *service) try(cell bool) bool {
+	s.Helper()
+	args := []string{"--listen", s.addr, "--admin-listen", s.admin, "--store", "postgres", "--dsn", s.settings["CELL_DSN"]}
+	if cell {
+		args = append(args, "--issuers", filepath.Join(s.dir, "issuers-"+s.name+".json"))
+	}
+	s.cmd = exec.Command(filepath.Join(bin, "memory"), args...)
+	s.cmd.Env = append(os.Environ(), "CELL_PROBE_PORT="+s.probe[strings.LastIndex(s.probe, ":")+1:])
+	if cell {
+		s.cmd.Env = append(s.cmd.Env, "CELL_ROUTER_URL="+s.router, "CELL_ROUTER_TOKEN="+s.token)
+		for k, v := range s.settings {
+			s.cmd.Env = append(s.cmd.Env, k+"="+v)
+		}
+	}
+	logs := &syncBuffer{}
+	s.cmd.Stderr = logs
+	if err := s.cmd.Start(); err != nil {
+		s.Fatal(err)
+	}
+	cmd, ended := s.cmd, make(chan struct{})
+	s.ended = ended
+	go func() { _ = cmd.Wait(); close(ended) }()
+	s.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-ended
+		if s.Failed() {
+			s.Logf("%s:\n%s", s.name, logs)
+		}
+	})
+	listens := false
+	eventually(s.T, s.name+" listens", func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+		}
+		resp, err := http.Get("http://" + s.addr + "/v1/health/deployment")
+		if err != nil {
+			return false
+		}
+		_ = resp.Body.Close()
+		listens = resp.StatusCode == http.StatusOK
+		return listens
+	})
+	return listens
+}
+
+func (s *service) stop() {
+	s.Helper()
+	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		s.Fatal(err)
+	}
+	<-s.ended
+}
+
+func (s *service) ready() bool {
+	resp, err := http.Get("http://" + s.admin + "/readyz")
+	if err != nil {
+		return false
+	}
+	_ = resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// startRouter starts the router in front of the first deployment, on a directory of
+// its own.
+func (d *deployments) startRouter(first *service) {
+	d.Helper()
+	cred, sum := credential.Operator.New()
+	d.operator = filepath.Join(d.dir, "operator")
+	if err := os.WriteFile(d.operator, []byte(cred), 0o600); err != nil {
+		d.Fatal(err)
+	}
+	addr := d.free()
+	d.router = "http://" + addr
+	cmd := exec.Command(filepath.Join(bin, "cell"), "router", "deployment", "--listen", addr, "--admin-listen", "-", "--shared-host", "app.example.com",
+		"--upstream", "http://"+first.addr, "--upstream-probe", "http://"+first.probe, "--operator-sha256", sum.String(),
+		"--directory", "sqlite:"+filepath.Join(d.dir, "directory.db"), "--directory-cache", "0.02", "--name", "r1")
+	logs := &syncBuffer{}
+	cmd.Stderr = logs
+	if err := cmd.Start(); err != nil {
+		d.Fatal(err)
+	}
+	d.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if d.Failed() {
+			d.Logf("router:\n%s", logs)
+		}
+	})
+	eventually(d.T, "the router is ready", func() bool { return d.ask("GET", "/readyz", "x", "", "", "") == "200" })
+}
+
+// ask returns the status, and the code of the platform's own answers.
+func (d *deployments) ask(method, path, host, token, tenant, body string) string {
+	d.Helper()
+	r, err := http.NewRequestWithContext(d.Context(), method, d.router+path, strings.NewReader(body))
+	if err != nil {
+		d.Fatal(err)
+	}
+	r.Host = host
+	r.Header.Set("Content-Type", "application/json")
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	if tenant != "" {
+		r.Header.Set("X-Tenant", tenant)
+	}
+	resp, err := routerClient.Do(r)
+	if err != nil {
+		return err.Error()
+	}
+	defer resp.Body.Close()
+	if code := resp.Header.Get("Cell-Answer"); code != "" {
+		return fmt.Sprint(resp.StatusCode, " ", code)
+	}
+	return fmt.Sprint(resp.StatusCode)
+}
+
+const setItem = `{"namespace":"n","key":"k","value":1}`
+
+// command is a cell command on a deployment.
+func (s *service) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(bin, "cell"), append(args, "--router", s.router, "--credential-file", s.operator, "--env-file", s.env)...)
+	return cmd
+}
+
+func (s *service) run(args ...string) {
+	s.Helper()
+	if out, err := s.command(args...).CombinedOutput(); err != nil {
+		s.Fatalf("cell %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+func (s *service) refused(part string, args ...string) {
+	s.Helper()
+	out, err := s.command(args...).CombinedOutput()
+	if err == nil || s.commandExit(err) != 3 || !bytes.Contains(out, []byte(part)) {
+		s.Errorf("cell %s: %v, want a refusal with %q\n%s", strings.Join(args, " "), err, part, out)
+	}
+}
+
+func (s *service) commandExit(err error) int {
+	if x, ok := err.(*exec.ExitError); ok {
+		return x.ExitCode()
+	}
+	return -1
+}
+
+// A service behind a router becomes the first cell while its clients go on, its attach
+// is ended by SIGKILL at every step that it persists, and a second cell is attached.
+func TestAttachDeployments(t *testing.T) {
+	d := startDeployments(t)
+	one := d.service("one", "app.example.com")
+	one.start(false)
+	d.startRouter(one)
+	if got := d.ask("POST", "/v1/memory.set", "app.example.com", "", "acme", setItem); got != "200" {
+		t.Fatalf("before prepare: %s", got)
+	}
+	one.run("prepare", "--host", "app.example.com", "--credential-sha256", one.sum)
+	if got := d.ask("POST", "/v1/memory.set", "app.example.com", "", "beta", setItem); got != "200" {
+		t.Fatalf("between prepare and the roll-out: %s", got)
+	}
+	attach := []string{"attach", "--allow-asynchronous", "--request-deadline", "100ms", "--alive", "3s", "--wait", "60s"}
+	one.refused("CELL is not set", attach...)
+	one.stop()
+	one.start(true)
+	eventually(t, "one is ready as a cell", one.ready)
+	token := d.sign("iss-one", "acme")
+	if got := d.ask("POST", "/v1/memory.set", "app.example.com", token, "", setItem); got != "200" {
+		t.Fatalf("between the roll-out and attach: %s", got)
+	}
+	if got := d.ask("POST", "/v1/memory.set", "app.example.com", d.sign("iss-one", "fresh"), "", setItem); got != "200" {
+		t.Fatalf("a new tenant, which is recorded: %s", got)
+	}
+	// Killed at each step that is persisted, and run again.
+	halt := filepath.Join(d.dir, "halt")
+	for _, step := range []string{"checked", "directory", "held", "recorded", "enforced", "reported", "people", "triggers", "quiet", "placed"} {
+		if err := os.WriteFile(halt, []byte(step), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(halt + ".reached")
+		cmd := one.command(append(attach, "--halt-file", halt)...)
+		var out syncBuffer
+		cmd.Stderr = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		reached := func() bool { _, err := os.Stat(halt + ".reached"); return err == nil }
+		eventually(t, "attach stands at "+step, func() bool { return reached() || cmd.ProcessState != nil })
+		if got := d.ask("POST", "/v1/memory.set", "app.example.com", token, "", setItem); got != "200" {
+			t.Errorf("a held tenant while attach stands at %s: %s", step, got)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	one.run(attach...)
+	if got := d.ask("GET", "/cells/lookup?tenant=fresh", "x", "", "", ""); got != "200" {
+		t.Errorf("lookup: %s", got)
+	}
+	for _, tenant := range []string{"acme", "beta", "fresh"} {
+		one.run("place", tenant) // placed and held already
+		if got := d.ask("POST", "/v1/memory.set", "app.example.com", d.sign("iss-one", tenant), "", setItem); got != "200" {
+			t.Errorf("%s after attach: %s", tenant, got)
+		}
+	}
+
+	two := d.service("two", "two.example.com")
+	two.start(true)
+	if two.ready() {
+		t.Error("two is ready before it was prepared")
+	}
+	two.run("prepare", "--host", "two.example.com", "--credential-sha256", two.sum, "--probe-url", "http://"+two.probe)
+	eventually(t, "two is ready", two.ready)
+	later := append(attach, "--upstream", "http://"+two.addr, "--cells", filepath.Join(d.dir, "cells"))
+	two.refused("triggers are not in order", later...)
+	two.stop()
+	two.start(true)
+	eventually(t, "two is ready again", two.ready)
+	eventually(t, "two is attached", func() bool { return two.command(later...).Run() == nil }) // the first process may still count as live
+	for _, c := range []struct{ what, host, tenant, want string }{
+		{"a new tenant of two", "two.example.com", "gamma", "200"}, {"by its issuer, on the shared host", "app.example.com", "gamma", "200"},
+		{"a tenant of one, asked of two", "two.example.com", "acme", "409 WRONG_CELL"},
+	} {
+		got := ""
+		eventually(t, c.what, func() bool { // the router reads its table behind requests
+			got = d.ask("POST", "/v1/memory.set", c.host, d.sign("iss-two", c.tenant), "", setItem)
+			return got == c.want
+		})
+	}
+	two.refused("WRONG_CELL", "place", "acme")
+	two.run("place", "delta")
+
+	// In every cell, and again where it failed.
+	each := func(want int, args ...string) {
+		t.Helper()
+		cmd := exec.Command(filepath.Join(bin, "cell"), append([]string{"each", "--router", d.router, "--credential-file", d.operator, "--cells", filepath.Join(d.dir, "cells"),
+			"--record", filepath.Join(d.dir, "each.json"), "--"}, args...)...)
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != want {
+			t.Errorf("each: exit %d, want %d\n%s", cmd.ProcessState.ExitCode(), want, out)
+		}
+	}
+	script := fmt.Sprintf(`echo "$CELL $CELL_OPERATOR_CREDENTIAL_FILE" >> %[1]s/ran; test "$CELL" = one || test -e %[1]s/let`, d.dir)
+	each(1, "sh", "-c", script)
+	if err := os.WriteFile(filepath.Join(d.dir, "let"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	each(0, "sh", "-c", script)
+	each(0, "sh", "-c", script)
+	each(2, "true")
+	if ran, err := os.ReadFile(filepath.Join(d.dir, "ran")); err != nil || string(ran) != "one \ntwo \ntwo \n" {
+		t.Errorf("it ran as %q, %v", ran, err)
+	}
+}
