@@ -11,6 +11,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/deploy"
 	"github.com/cloister-dev/cloister/guard/tenancy"
+	storespg "github.com/cloister-dev/cloister/member/stores/postgres"
 )
 
 func cellChecks() []Check {
@@ -18,6 +19,9 @@ func cellChecks() []Check {
 		{ID: "cell-state", Scope: ScopeDeployments, Worst: Error, run: checkState,
 			Looks: "Each registered cell's own rows (first, mode, own) are complete and name it: open is a database from before its prepare, partial a row that was removed.",
 			Fix:   "after a restore: cell restore; otherwise run cell prepare again, which writes missing rows back"},
+		{ID: "cell-stores", Scope: ScopeDeployments, Worst: Error, run: checkStores,
+			Looks: "Each cell's Postgres carries the deployment id that the directory records for the cell.",
+			Fix:   "give the cell its own database back; it is another cell's, or one of another deployment"},
 		{ID: "cell-mode", Scope: ScopeDeployments, Worst: Error, run: checkMode,
 			Looks: "Each cell's mode is the one that the directory records: a lower one is a restore to before its attach.",
 			Fix:   "cell restore; or run cell attach again, if it has stopped"},
@@ -62,6 +66,33 @@ func checkState(ctx context.Context, x *exam) ([]Finding, error) {
 			say("%s", odd)
 		}
 		return out, nil
+	})
+}
+
+func checkStores(ctx context.Context, x *exam) ([]Finding, error) {
+	return x.eachCell(ctx, func(c deploy.Cell, _ tenancy.Store) ([]Finding, error) {
+		o, err := x.store(ctx, c.Name)
+		if err != nil {
+			return nil, err
+		}
+		// Opening the store would make the table.
+		var there bool
+		if err := o.db.QueryRowContext(ctx, "SELECT to_regclass('cell_stores.reserved') IS NOT NULL").Scan(&there); err != nil {
+			return nil, err
+		}
+		if !there {
+			return []Finding{{Message: "its database carries no deployment id"}}, nil
+		}
+		s, err := storespg.Open(ctx, storespg.Config{URL: o.address})
+		if err != nil {
+			return nil, err
+		}
+		defer s.Close()
+		id, err := s.Identity(ctx)
+		if err != nil || string(id.Deployment) == c.DeploymentID {
+			return nil, err
+		}
+		return []Finding{{Message: fmt.Sprintf("its database carries the deployment id %q, the directory records %s", id.Deployment, c.DeploymentID)}}, nil
 	})
 }
 

@@ -23,6 +23,8 @@ import (
 	tenancypg "github.com/cloister-dev/cloister/guard/postgres/tenancy"
 	"github.com/cloister-dev/cloister/guard/tenancy"
 	"github.com/cloister-dev/cloister/internal/pgtest"
+	"github.com/cloister-dev/cloister/member/stores"
+	storespg "github.com/cloister-dev/cloister/member/stores/postgres"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -57,6 +59,15 @@ func (w *world) exec(cell cells.CellID, query string) {
 	w.must(err)
 }
 
+var ids = map[string]stores.DeploymentID{"one": stores.NewDeploymentID(), "two": stores.NewDeploymentID()}
+
+// print is a configuration of a cell, with the id that its database carries.
+func print(cell, host string, tenants ...cells.TenantID) tenancy.Fingerprint {
+	f := deploytest.Fingerprint(cell, host, tenants...)
+	f.Fields[tenancy.FieldDeploymentID] = []string{string(ids[cell])}
+	return f
+}
+
 // newWorld makes two cells that serve, one tenant in each, with a live process.
 func newWorld(t *testing.T) *world {
 	t.Helper()
@@ -66,10 +77,12 @@ func newWorld(t *testing.T) *world {
 	w.must(err)
 	t.Cleanup(func() { s.Close() })
 	w.dir = s.Deployments()
-	one, two := deploytest.Fingerprint("one", "app.example.com"), deploytest.Fingerprint("two", "two.example.com", "conf")
-	w.change("one", deploy.Register(deploytest.First("one")), deploy.Attach(deploy.Attachment{Current: one, KeysFP: "k1", Tenants: []cells.TenantID{"acme"}}),
+	one, two := print("one", "app.example.com"), print("two", "two.example.com", "conf")
+	first, later := deploytest.First("one"), deploytest.Later("two", "b")
+	first.DeploymentID, later.DeploymentID = string(ids["one"]), string(ids["two"])
+	w.change("one", deploy.Register(first), deploy.Attach(deploy.Attachment{Current: one, KeysFP: "k1", Tenants: []cells.TenantID{"acme"}}),
 		deploy.RaiseMode(tenancy.Enforced), deploy.Serve(), deploy.Limit(nil, new(int64(10))))
-	w.change("two", deploy.Register(deploytest.Later("two", "b")), deploy.Attach(deploy.Attachment{Current: two, KeysFP: "k2", Upstream: "http://10.0.1.1:80"}), deploy.Serve(), deploy.Limit(nil, new(int64(10))))
+	w.change("two", deploy.Register(later), deploy.Attach(deploy.Attachment{Current: two, KeysFP: "k2", Upstream: "http://10.0.1.1:80"}), deploy.Serve(), deploy.Limit(nil, new(int64(10))))
 	for _, c := range []struct {
 		name   cells.CellID
 		print  tenancy.Fingerprint
@@ -85,6 +98,11 @@ func newWorld(t *testing.T) *world {
 		w.rows[c.name], w.db[c.name] = st, db
 		w.exec(c.name, "CREATE TABLE items (tenant text, id int, PRIMARY KEY (tenant, id))")
 		w.must(st.Install(ctx))
+		own, err := storespg.Open(ctx, storespg.Config{URL: dsn})
+		w.must(err)
+		_, err = own.Establish(ctx, ids[string(c.name)])
+		w.must(err)
+		own.Close()
 		_, err = st.Prepare(ctx, tenancy.Preparation{First: tenancy.First{First: c.name == "one", Cell: c.name}, Mode: tenancy.Enforced, Self: &tenancy.Self{Current: &c.print}})
 		w.must(err)
 		w.must(st.Hold(ctx, c.tenant))
@@ -234,8 +252,8 @@ func TestDeployments(t *testing.T) {
 
 	t.Run("the configuration", func(t *testing.T) {
 		w := in(t)
-		other := deploytest.Fingerprint("two", "else.example.com", "conf")
-		good := deploytest.Fingerprint("two", "two.example.com", "conf")
+		other := print("two", "else.example.com", "conf")
+		good := print("two", "two.example.com", "conf")
 		w.must(w.rows["two"].SetSelf(t.Context(), tenancy.Self{Current: &other}))
 		w.finds(w.src, "cell-fingerprint", "two", "hosts")
 		w.must(w.rows["two"].SetSelf(t.Context(), tenancy.Self{Current: &good}))
@@ -261,6 +279,14 @@ func TestDeployments(t *testing.T) {
 		w.must(w.rows["two"].Leave(t.Context(), "p-two"))
 		w.finds(w.src, "cell-processes", "two", "no process")
 		w.must(w.rows["two"].Beat(t.Context(), w.beat("two", good)))
+	})
+
+	t.Run("the database", func(t *testing.T) {
+		w := in(t)
+		src := w.src
+		src.Stores = []doctor.Store{{Cell: "one", Address: src.Stores[1].Address}, src.Stores[1]}
+		w.finds(src, "cell-stores", "one", string(ids["two"]))
+		w.finds(src, "cell-state", "one", "first row says cell two")
 	})
 
 	t.Run("the state", func(t *testing.T) {

@@ -94,8 +94,10 @@ type opened struct {
 	db     *sql.DB
 	pg     bool
 	schema string
-	keeper guard.Keeper
-	rows   *tenancypg.Store
+	// address is where it is; it may have a password in it.
+	address string
+	keeper  guard.Keeper
+	rows    *tenancypg.Store
 }
 
 func (x *exam) close() {
@@ -223,7 +225,7 @@ func (x *exam) store(ctx context.Context, cell cells.CellID) (*opened, error) {
 }
 
 func open(ctx context.Context, s Store) *opened {
-	o := &opened{schema: s.Schema}
+	o := &opened{schema: s.Schema, address: s.Address}
 	if o.schema == "" {
 		o.schema = "cell"
 	}
