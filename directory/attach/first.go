@@ -23,12 +23,15 @@ func (c *Cell) Attach(ctx context.Context, a Attachment) (deploy.Cell, error) {
 	if err != nil {
 		return deploy.Cell{}, err
 	}
-	if row.State == deploy.Serving {
-		return *row, c.done(ctx, StepServing, "cell %s serves already", c.Name)
-	}
 	rows, err := c.Rows.Read(ctx)
 	if err != nil {
 		return *row, err
+	}
+	if row.State == deploy.Serving {
+		if s := rows.State(); s != tenancy.StateEnforced {
+			return *row, refuse("cell %s serves already, and its own rows are %s: they are those of a restore; stop it and run cell restore", c.Name, s)
+		}
+		return *row, c.done(ctx, StepServing, "cell %s serves already", c.Name)
 	}
 	if rows.State() == tenancy.StateOpen || rows.State() == tenancy.StatePartial {
 		return *row, refuse("the cell's own rows are not complete (%s); run cell prepare again, or cell restore after a restore", rows.State())

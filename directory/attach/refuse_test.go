@@ -5,10 +5,13 @@ package attach_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/attach"
 	"github.com/cloister-dev/cloister/directory/deploy"
 	"github.com/cloister-dev/cloister/guard/tenancy"
@@ -355,6 +358,8 @@ func TestRestore(t *testing.T) {
 		for _, q := range take {
 			one.sql(q)
 		}
+		_, err := one.attach()
+		w.refused(err, "cell restore")
 		out, err := one.cell(stopped).Restore(t.Context())
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
@@ -379,5 +384,71 @@ func TestRestore(t *testing.T) {
 	two.sql(`DELETE FROM cell.own_self`)
 	if out, err = two.cell().Restore(t.Context()); err != nil || !out.Prepare {
 		t.Errorf("without an own row: %+v, %v", out, err)
+	}
+}
+
+// fences remember orders; a stale one is refused as a guard refuses it.
+type fences struct{ got []string }
+
+func (f *fences) OpenFence(_ context.Context, o cells.FenceOrder) error {
+	f.got = append(f.got, fmt.Sprintf("open %s %d in %s", o.Tenant, o.Epoch, o.Cell))
+	return nil
+}
+
+func (f *fences) CloseFence(_ context.Context, o cells.FenceOrder) error {
+	if o.Tenant == "newer" {
+		return cells.ErrStaleOrder
+	}
+	f.got = append(f.got, fmt.Sprintf("close %s %d in %s by %s", o.Tenant, o.Epoch, o.Cell, o.Move))
+	return nil
+}
+
+// In a movable directory a restore raises the fences before anything else is written.
+func TestRestoreRaisesFences(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	one := w.deployment("one", shared)
+	w.router(one)
+	w.must(w.store.Settle(t.Context(), deploy.Movable, api.AuditEntry{At: time.Now(), Action: "test"}), "settle")
+	for _, tenant := range []string{"stays", "left", "back", "newer"} {
+		one.sql(`INSERT INTO items VALUES ($1, 1)`, tenant)
+	}
+	_, err := one.prepare()
+	w.must(err, "prepare")
+	_, stop := one.process("one-1")
+	_, err = one.attach()
+	w.must(err, "attach")
+	two := w.deployment("two", "two.example.com")
+	_, err = two.prepare()
+	w.must(err, "prepare two")
+	two.process("two-1")
+	_, err = two.rows.EnsureTriggers(t.Context())
+	w.must(err, "triggers")
+	_, err = two.attach(func(c *attach.Cell) { c.Peers = []attach.Peer{{Cell: "one", Rows: one.rows, Stores: one.stores.Set}} })
+	w.must(err, "attach two")
+	move := func(tenant cells.TenantID, from, to cells.CellID, epoch cells.Epoch, id cells.MoveID) {
+		t.Helper()
+		_, err := w.store.Repoint(t.Context(), deploy.Repoint{Tenant: tenant, From: from, To: to, Epoch: epoch, Move: id, At: time.Now()}, api.AuditEntry{At: time.Now(), Action: "test"})
+		w.must(err, "a move")
+	}
+	move("left", "one", "two", 3, "m-1")
+	move("newer", "one", "two", 3, "m-2")
+	move("back", "one", "two", 3, "m-3")
+	move("back", "two", "one", 5, "m-4")
+	stop()
+	_, err = one.cell().Restore(t.Context())
+	w.refused(err, "has no fences")
+	f := &fences{}
+	_, err = one.cell(func(c *attach.Cell) { c.Fences = f }, killedAt(attach.StepFences)).Restore(t.Context())
+	if !errors.Is(err, errKilled) {
+		t.Fatalf("killed: %v", err)
+	}
+	if got := strings.Join(f.got, ", "); got != "open back 5 in one, close left 2 in one by m-1" {
+		t.Errorf("fences: %s", got)
+	}
+	out, err := one.cell(func(c *attach.Cell) { c.Fences = f }).Restore(t.Context())
+	w.must(err, "restore")
+	if out.Tenants != 2 || out.Fences != 2 {
+		t.Errorf("restored %+v", out)
 	}
 }

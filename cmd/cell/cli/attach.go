@@ -21,8 +21,8 @@ const cellHelp = `
 
 The command runs with the cell's settings (CELL, CELL_PUBLIC_BASE_URL and the others,
 CELL_DSN, CELL_S3_URL, CELL_CLICKHOUSE_URL) in its environment or in --env-file, and the
-operator credential, never with CELL_ROUTER_TOKEN. One that was ended is run again: it
-goes on where it was.`
+operator credential; it does not use CELL_ROUTER_TOKEN. One that was ended is run again:
+it goes on where it was.`
 
 func (a *app) prepareCmd() *cobra.Command {
 	var fl cellFlags

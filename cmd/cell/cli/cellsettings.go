@@ -65,9 +65,6 @@ func (a *app) openCell(ctx context.Context, fl *cellFlags) (c *attach.Cell, clos
 	if s.Cell == "" {
 		return nil, nil, usagef("CELL is not set: the command does not know which cell's stores these are")
 	}
-	if s.RouterToken != "" {
-		return nil, nil, usagef("CELL_ROUTER_TOKEN is set; this command uses the operator credential, so unset it")
-	}
 	op, err := a.routerOperator(fl.router)
 	if err != nil {
 		return nil, nil, err
