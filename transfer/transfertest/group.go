@@ -216,6 +216,7 @@ func testGroupStalled(tb TB, h Harness) {
 	}
 	moved := make(chan struct{})
 	var ferr []string
+	another := h.agent(tb, c.w.b) // stays open: what it releases behind Finish is looked for below
 	go func() {
 		defer close(moved)
 		// Recorded, so that a store that waits for the slowest fails here and does not hang.
@@ -223,15 +224,14 @@ func testGroupStalled(tb TB, h Harness) {
 			o := *c
 			own := *c.w
 			own.tb, o.w = tb, &own
-			v := h.agent(tb, c.w.b)
 			o.each = append([]*world(nil), c.each...)
 			for i := 1; i < 3; i++ {
 				e := *c.each[i]
 				e.tb, o.each[i] = tb, &e
 			}
-			o.prepare(v, 1, 2)
-			o.finish(v, 1)
-			o.finish(v, 2)
+			o.prepare(another, 1, 2)
+			o.finish(another, 1)
+			o.finish(another, 2)
 		})
 	}()
 	select {
