@@ -56,6 +56,16 @@ func (s *Server) postRollout(w http.ResponseWriter, r *http.Request) (int, any, 
 	}
 	ctx, cancel := longer(w, r)
 	defer cancel()
+	if req.OperationID != "" && !req.DryRun {
+		// Before it is planned: a retry finds the tenants where its first call has put them.
+		first, err := s.store.Rollouts(ctx, RolloutFilter{OperationID: req.OperationID, Limit: 1})
+		if err != nil {
+			return 0, nil, err
+		}
+		if len(first) > 0 {
+			return s.firstRollout(ctx, &first[0], &req)
+		}
+	}
 	rec, units, err := s.planRollout(ctx, &req)
 	if err != nil {
 		return 0, nil, err
@@ -72,13 +82,21 @@ func (s *Server) postRollout(w http.ResponseWriter, r *http.Request) (int, any, 
 	if err != nil {
 		return 0, nil, err
 	}
-	s.rolls.kick()
-	status := http.StatusOK
-	if created {
-		status = http.StatusCreated
-		w.Header().Set("Location", api.PathRollouts+"/"+string(out.ID))
+	if !created {
+		return s.firstRollout(ctx, &out, &req)
 	}
-	return status, api.RolloutPlan{Rollout: s.presentRollout(ctx, out)}, nil
+	s.rolls.kick()
+	w.Header().Set("Location", api.PathRollouts+"/"+string(out.ID))
+	return http.StatusCreated, api.RolloutPlan{Rollout: s.presentRollout(ctx, out)}, nil
+}
+
+// firstRollout answers a repeated operation id with what it has started.
+func (s *Server) firstRollout(ctx context.Context, first *api.Rollout, req *api.RolloutRequest) (int, any, error) {
+	if have := &first.Settings; have.Version != req.Settings.Version || have.By != req.Settings.By || first.Name != req.Name {
+		return 0, nil, fmt.Errorf("%w: it has started rollout %s", ErrOperationReused, first.ID)
+	}
+	s.rolls.kick()
+	return http.StatusOK, api.RolloutPlan{Rollout: s.presentRollout(ctx, *first)}, nil
 }
 
 // planRollout makes the record of a rollout that is to be started, and its units.

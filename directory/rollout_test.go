@@ -245,14 +245,26 @@ func TestRolloutByUpgrade(t *testing.T) {
 	eventually(t, "the cells run", func() bool { return slices.Equal(versions(), []string{"v1", "v1", "v1"}) })
 	st.traffic(t, "", ids...)
 	set := api.RolloutSettings{Version: "v2", By: api.ByUpgrade, Waves: []float64{1, 100}, Bake: 100 * time.Millisecond, Patience: time.Minute}
-	id := d.rollout(set)
+	start := api.RolloutRequest{OperationID: "op-upgrade", Settings: set, Actor: "alice"}
+	plan, err := d.cl.StartRollout(ctx, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := plan.Rollout.ID
 	set.Version = "v3"
 	set.From = "v1"
-	_, err := d.cl.StartRollout(ctx, api.RolloutRequest{Settings: set})
+	_, err = d.cl.StartRollout(ctx, api.RolloutRequest{Settings: set})
 	wantCode(t, err, cells.CodeConflict)
 	if r := d.untilRollout(id, "v2 is everywhere", over); r.State != api.RolloutDone || !slices.Equal(versions(), []string{"v2", "v2", "v2"}) {
 		t.Fatalf("%s %s, versions %v", r.State, r.Reason, versions())
 	}
+	// Its start said again finds what it has started, although nothing is left to do.
+	if r, err := d.cl.StartRollout(ctx, start); err != nil || r.Rollout.ID != id || r.Rollout.State != api.RolloutDone {
+		t.Errorf("started again: %+v, %v", r, err)
+	}
+	start.Settings.Version = "v1"
+	_, err = d.cl.StartRollout(ctx, start)
+	wantCode(t, err, cells.CodeConflict)
 	// The next one is aborted while it bakes.
 	set.From, set.Bake, set.Canary = "v2", time.Hour, []string{"b"}
 	id = d.rollout(set)

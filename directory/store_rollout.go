@@ -19,6 +19,8 @@ var ErrRolloutActive = errors.New("directory: a cell has a rollout already")
 // RolloutFilter selects rollouts, newest first.
 type RolloutFilter struct {
 	State api.RolloutState // "" is all
+	// OperationID keeps the rollout that was started with it; "" is all.
+	OperationID string
 	// After is the Seq of the last record of the page before; 0 starts at the newest.
 	After int64
 	// Limit; 0 means api.DefaultPage.

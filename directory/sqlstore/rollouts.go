@@ -107,7 +107,8 @@ func (s *Store) Rollout(ctx context.Context, id api.RolloutID) (api.Rollout, err
 // Rollouts implements [directory.Store].
 func (s *Store) Rollouts(ctx context.Context, f directory.RolloutFilter) ([]api.Rollout, error) {
 	rows, err := s.read.QueryContext(ctx, `SELECT `+rolloutColumns+` FROM rollouts
-		WHERE (?1 = '' OR state = ?1) AND (CAST(?2 AS BIGINT) = 0 OR seq < CAST(?2 AS BIGINT)) ORDER BY seq DESC LIMIT ?3`, f.State, f.After, pageLimit(f.Limit))
+		WHERE (?1 = '' OR state = ?1) AND (CAST(?2 AS BIGINT) = 0 OR seq < CAST(?2 AS BIGINT)) AND (?4 = '' OR operation = ?4)
+		ORDER BY seq DESC LIMIT ?3`, f.State, f.After, pageLimit(f.Limit), f.OperationID)
 	if err != nil {
 		return nil, s.translate("rollouts", err)
 	}
