@@ -19,8 +19,10 @@ import (
 // from the eyes of who reads an older snapshot, and TRUNCATE asks no fence. Columns
 // are counted (relnatts), so that one which came and went is noticed. Indexes are left
 // out: they may be made during a move. The guard's triggers are its own business.
+// Tables that are not listed and have a tenant column, or refer to a listed table, have
+// a row each: one that comes during a move may have the tenant's rows.
 const shapeSQL = `WITH w AS (SELECT at::int, to_regclass(name)::oid AS oid FROM unnest($1::text[]) WITH ORDINALITY AS u(name, at))
-	SELECT at, md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM (
+	SELECT at, '', md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM (
 	SELECT w.at, concat_ws(' ', 'table', t.relid::oid, coalesce(pg_relation_filenode(t.relid), 0), c.relkind, c.relpersistence, c.relreplident, c.relnatts) AS line
 		FROM w, pg_partition_tree(w.oid) t JOIN pg_class c ON c.oid = t.relid
 	UNION ALL SELECT w.at, concat_ws(' ', 'table', c.oid, coalesce(pg_relation_filenode(c.oid), 0), c.relkind, c.relpersistence, c.relreplident, c.relnatts)
@@ -31,7 +33,22 @@ const shapeSQL = `WITH w AS (SELECT at::int, to_regclass(name)::oid AS oid FROM 
 		FROM w JOIN pg_constraint c ON c.conrelid = w.oid
 	UNION ALL SELECT w.at, concat_ws(' ', 'trigger', g.oid, g.tgenabled)
 		FROM w JOIN pg_trigger g ON g.tgrelid = w.oid WHERE NOT g.tgisinternal AND g.tgname NOT LIKE 'zz\_cell\_guard\_%'
-	) AS l GROUP BY at`
+	) AS l GROUP BY at
+	UNION ALL SELECT 0, format('%I.%I', n.nspname, c.relname), c.oid::text
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't' AND n.nspname NOT IN ('pg_catalog', 'information_schema', $4) AND n.nspname NOT LIKE 'pg\_%'
+		AND NOT EXISTS (SELECT FROM w WHERE w.oid = c.oid) AND NOT EXISTS (SELECT FROM unnest($3::text[]) AS l(name) WHERE to_regclass(l.name) = c.oid)
+		AND (EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY ($2::text[]) AND NOT a.attisdropped)
+			OR EXISTS (SELECT FROM pg_constraint k JOIN w ON w.oid = k.confrelid WHERE k.conrelid = c.oid AND k.contype = 'f'))`
+
+// shapeArgs are what shapeSQL takes.
+func (s *Store) shapeArgs() []any {
+	columns := make([]string, len(s.tables))
+	for i, t := range s.tables {
+		columns[i] = t.TenantColumn
+	}
+	return []any{s.shapeNames(), columns, append([]string{}, s.cfg.Stay...), s.cfg.Schema}
+}
 
 func (s *Store) shapeNames() []string {
 	out := make([]string, len(s.tables))
@@ -46,18 +63,21 @@ func (s *Store) readShape(rows pgx.Rows) (transfer.Shape, error) {
 	out := transfer.Shape{}
 	for rows.Next() {
 		var at int
-		var sum string
-		if err := rows.Scan(&at, &sum); err != nil {
+		var other, sum string
+		if err := rows.Scan(&at, &other, &sum); err != nil {
 			return nil, err
 		}
-		out[s.tables[at-1].Name] = sum
+		if at > 0 {
+			other = s.tables[at-1].Name
+		}
+		out[other] = sum
 	}
 	return out, rows.Err()
 }
 
 // shape is that of the tables now, or, in a transaction with a snapshot, then.
 func (s *Store) shape(ctx context.Context, q querier) (transfer.Shape, error) {
-	rows, err := q.Query(ctx, shapeSQL, s.shapeNames())
+	rows, err := q.Query(ctx, shapeSQL, s.shapeArgs()...)
 	if err != nil {
 		return nil, translate(err)
 	}
@@ -90,7 +110,7 @@ func (s *Store) unchanged(ctx context.Context, q querier, m cells.MoveRef) error
 	b := &pgx.Batch{}
 	var now transfer.Shape
 	var then recorded
-	b.Queue(shapeSQL, s.shapeNames()).Query(func(rows pgx.Rows) (err error) {
+	b.Queue(shapeSQL, s.shapeArgs()...).Query(func(rows pgx.Rows) (err error) {
 		now, err = s.readShape(rows)
 		return err
 	})
@@ -120,7 +140,7 @@ func (i *imp) held(ctx context.Context, q querier, hold bool) error {
 		b.Queue("LOCK TABLE " + strings.Join(i.cat.relations(), ", ") + " IN ACCESS SHARE MODE")
 	}
 	var now transfer.Shape
-	b.Queue(shapeSQL, i.s.shapeNames()).Query(func(rows pgx.Rows) (err error) {
+	b.Queue(shapeSQL, i.s.shapeArgs()...).Query(func(rows pgx.Rows) (err error) {
 		now, err = i.s.readShape(rows)
 		return err
 	})

@@ -145,7 +145,7 @@ func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*cat
 		}
 		return rows.Err()
 	})
-	b.Queue(shapeSQL, names).Query(func(rows pgx.Rows) (err error) {
+	b.Queue(shapeSQL, s.shapeArgs()...).Query(func(rows pgx.Rows) (err error) {
 		c.shape, err = s.readShape(rows)
 		return err
 	})

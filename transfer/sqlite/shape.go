@@ -79,7 +79,50 @@ func (s *Store) shape(ctx context.Context, q querier, source bool) (transfer.Sha
 			out[t.Name] = hex.EncodeToString(sum.Sum(nil)[:12])
 		}
 	}
-	return out, nil
+	others, err := s.likely(ctx, q)
+	for _, name := range others {
+		out[name] = "not listed"
+	}
+	return out, err
+}
+
+// likely are the tables that are not listed and look like a tenant's: by a tenant
+// column, or by a foreign key to a listed table.
+func (s *Store) likely(ctx context.Context, q querier) ([]string, error) {
+	names := func(list []string) (string, error) { b, err := json.Marshal(list); return string(b), err }
+	var listed, columns []string
+	for _, t := range s.tables {
+		listed, columns = append(listed, t.Name), append(columns, t.TenantColumn)
+	}
+	tables, err := names(listed)
+	if err != nil {
+		return nil, err
+	}
+	cols, err := names(columns)
+	if err != nil {
+		return nil, err
+	}
+	stay, err := names(append(listed, s.cfg.Stay...))
+	if err != nil {
+		return nil, err
+	}
+	rows, err := q.QueryContext(ctx, `SELECT name FROM sqlite_master AS m WHERE type = 'table' AND name NOT LIKE 'cell\_%' ESCAPE '\' AND name NOT LIKE 'sqlite\_%' ESCAPE '\'
+		AND NOT EXISTS (SELECT 1 FROM json_each(?3) AS l WHERE l.value = m.name COLLATE NOCASE)
+		AND (EXISTS (SELECT 1 FROM pragma_table_info(m.name) AS c JOIN json_each(?2) AS l ON l.value = c.name COLLATE NOCASE)
+			OR EXISTS (SELECT 1 FROM pragma_foreign_key_list(m.name) AS k JOIN json_each(?1) AS l ON l.value = k."table" COLLATE NOCASE))`, tables, cols, stay)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var out []string
+	for rows.Next() {
+		var name string
+		if err := rows.Scan(&name); err != nil {
+			return nil, err
+		}
+		out = append(out, name)
+	}
+	return out, rows.Err()
 }
 
 // captured fails unless the move's changes are being logged and the tables are what

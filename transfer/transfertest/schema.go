@@ -28,6 +28,8 @@ func migrations(engine string) []migration {
 	out := []migration{
 		{name: "add a column", do: []string{`ALTER TABLE part ADD COLUMN extra text`}, undo: []string{`ALTER TABLE part DROP COLUMN extra`}},
 		{name: "drop a column", do: []string{`ALTER TABLE item DROP COLUMN ratio`}, undo: []string{`ALTER TABLE item ADD COLUMN ratio double precision`}},
+		{name: "make a table of tenants", do: []string{`CREATE TABLE late (tenant text NOT NULL, id text NOT NULL, PRIMARY KEY (tenant, id))`}, undo: []string{`DROP TABLE late`}},
+		{name: "make a table that refers to one", do: []string{`CREATE TABLE late (id text PRIMARY KEY, whose text, what text, FOREIGN KEY (whose, what) REFERENCES item (tenant, id))`}, undo: []string{`DROP TABLE late`}},
 		{name: "make a table anew", do: []string{`DROP TABLE part`, part}, spoils: true, empties: true},
 	}
 	if engine == "postgres" {
