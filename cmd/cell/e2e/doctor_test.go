@@ -324,7 +324,14 @@ func TestDoctorFindsALostDirectory(t *testing.T) {
 	if _, err := acme.Set(t.Context(), "n", "k", 1, -1); err != nil {
 		t.Fatal(err)
 	}
-	e.well("directory-lost")
+	if rep, code := e.doctor(); code != 0 {
+		t.Errorf("a fleet that is well: exit %d, %+v", code, rep.Results)
+	}
+	db := openDB(t, "sqlite", "file:"+filepath.Join(e.Layout.Cell("cell-b"), "store.db")+"?_pragma=busy_timeout(10000)")
+	exec1(t, db, "INSERT INTO cell_transfer_import (move, tenant, base, gen, state) VALUES ('nobodys', 'zed', 1, 1, '{}')")
+	e.finds("leftover-captures", "cell-b", "the directory knows of no such move")
+	exec1(t, db, "DELETE FROM cell_transfer_import")
+	e.well("leftover-captures")
 	e.Procs.Remove("edge")
 	e.Close()
 	if err := os.Rename(e.Layout.Directory(), e.Layout.Directory()+".lost"); err != nil {
