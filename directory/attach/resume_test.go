@@ -98,6 +98,15 @@ func TestFirstAttachResumes(t *testing.T) {
 	w.refused(one.try(`INSERT INTO items VALUES ('later', 1)`), tenancy.SQLState)
 }
 
+// soon is a short wait. The mode is written all the same: a try may take longer than
+// that, and would not be begun.
+func (d *deployment) soon() func(*attach.Cell) {
+	r := &rows{Store: d.rows, set: func(m tenancy.Mode, _ tenancy.ModeWrite) (tenancy.Mode, error) {
+		return d.rows.SetMode(d.Context(), m, tenancy.ModeWrite{})
+	}}
+	return func(c *attach.Cell) { c.Rows, c.Wait, c.Alive = r, 4*time.Second, time.Minute }
+}
+
 // Processes that do not follow bring recording back.
 func TestFirstAttachWaitsForProcesses(t *testing.T) {
 	t.Parallel()
@@ -114,7 +123,7 @@ func TestFirstAttachWaitsForProcesses(t *testing.T) {
 		w.must(one.rows.Beat(t.Context(), tenancy.Heartbeat{Instance: "stuck", Cell: "one", Mode: mode, Fingerprint: &f}), "a heartbeat")
 	}
 	stuck(tenancy.Recording)
-	soon := func(c *attach.Cell) { c.Wait, c.Alive = 14*time.Second, time.Minute }
+	soon := one.soon()
 	_, err = one.attach(soon)
 	w.refused(err, "stuck (recording)", "the mode is recording again")
 	if m := one.state().Mode; m != tenancy.Recording || one.row("one").Mode != tenancy.Enforced {
@@ -134,7 +143,7 @@ func TestFirstAttachWaitsForTransactions(t *testing.T) {
 	_, err := one.prepare()
 	w.must(err, "prepare")
 	one.process("one-1")
-	soon := func(c *attach.Cell) { c.Wait, c.Alive = 14*time.Second, time.Minute }
+	soon := one.soon()
 	conn, err := pgx.Connect(t.Context(), one.dsn)
 	w.must(err, "a session")
 	defer conn.Close(context.Background())
