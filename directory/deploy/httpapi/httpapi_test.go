@@ -127,6 +127,26 @@ func TestLookup(t *testing.T) {
 	}
 }
 
+// A client that is past the pace asks again after the time that it is told, while it
+// has time.
+func TestLookupWaits(t *testing.T) {
+	r := newRouter(t, func(c *httpapi.Config) { c.LookupsPerMinute = 60 })
+	r.two("held")
+	limited := false
+	for range 10_000 { // the pace refills meanwhile
+		_, err := client.Lookup(t.Context(), r.url, "held", 100*time.Millisecond)
+		if limited = code(err) == cells.CodeRateLimited; limited || err != nil {
+			break
+		}
+	}
+	if !limited {
+		t.Fatal("the pace was never passed")
+	}
+	if l, err := client.Lookup(t.Context(), r.url, "held", 30*time.Second); err != nil || l.Cell != "one" {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
 func TestPlacement(t *testing.T) {
 	r := newRouter(t)
 	ctx := t.Context()
