@@ -9,8 +9,10 @@ import (
 	"os"
 	"regexp"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -162,11 +164,26 @@ func (c *cell) close() {
 
 // LoseCapture drops the move's slot, as an operator does who needs the disk.
 func (c *cell) LoseCapture(ctx context.Context, _ cells.MoveID) error {
-	tag, err := c.pool.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database() AND NOT temporary")
-	if err == nil && tag.RowsAffected() != 1 {
-		err = fmt.Errorf("%d slots were there", tag.RowsAffected())
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		tag, err := c.pool.Exec(ctx, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database() AND NOT temporary")
+		var pe *pgconn.PgError
+		switch {
+		case errors.As(err, &pe) && pe.Code == "55006": // whoever has read last is still leaving
+			select {
+			case <-tick.C:
+				continue
+			case <-ctx.Done():
+				return err
+			}
+		case err == nil && tag.RowsAffected() != 1:
+			return fmt.Errorf("%d slots were there", tag.RowsAffected())
+		}
+		return err
 	}
-	return err
 }
 
 func (c *cell) ID() cells.CellID        { return c.id }
