@@ -17,6 +17,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/member/stores"
+	"github.com/cloister-dev/cloister/member/stores/internal/names"
 )
 
 const (
@@ -45,9 +46,13 @@ type Config struct {
 
 // Store is a database of a ClickHouse server. It is safe for concurrent use.
 type Store struct {
+	common
 	c       *client
 	columns []string
 }
+
+// common are the methods that are the same for every store with reserved names.
+type common = names.Names
 
 var _ interface {
 	stores.Store
@@ -77,6 +82,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		IdleConnTimeout: 2 * time.Second, TLSClientConfig: &tls.Config{RootCAs: cfg.RootCAs, MinVersion: tls.VersionTLS12}}
 	s := &Store{columns: slices.Clone(cfg.TenantColumns), c: &client{url: u.Scheme + "://" + u.Host + "/", database: cfg.Database, user: cfg.User, password: cfg.Password,
 		http: &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}}
+	s.common = common{Nonce: nameNonce, Mark: nameMark, Get: s.get, Put: s.put, Drop: s.drop}
 	if err := s.install(ctx); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("member/stores/clickhouse: %w", err)
@@ -163,58 +169,6 @@ func (s *Store) Establish(ctx context.Context, id stores.DeploymentID) (stores.D
 		err = fmt.Errorf("%w: the deployment id was written and is gone", cells.ErrUnavailable)
 	}
 	return got.Deployment, err
-}
-
-// WriteNonce implements [stores.Store].
-func (s *Store) WriteNonce(ctx context.Context, n stores.Nonce) error {
-	if err := n.Validate(); err != nil {
-		return err
-	}
-	return s.put(ctx, nameNonce, string(n))
-}
-
-// ReadNonce implements [stores.Store].
-func (s *Store) ReadNonce(ctx context.Context) (stores.Nonce, error) {
-	v, there, err := s.get(ctx, nameNonce)
-	if err != nil {
-		return "", err
-	}
-	if !there {
-		return "", stores.ErrNoNonce
-	}
-	n := stores.Nonce(v)
-	if err := n.Validate(); err != nil {
-		return "", err
-	}
-	return n, nil
-}
-
-// DeleteNonce implements [stores.Store].
-func (s *Store) DeleteNonce(ctx context.Context) error { return s.drop(ctx, nameNonce) }
-
-// Plant implements [stores.Store].
-func (s *Store) Plant(ctx context.Context, m stores.Mark) error {
-	if err := m.Validate(); err != nil {
-		return err
-	}
-	return s.put(ctx, nameMark+string(m), "planted")
-}
-
-// Visible implements [stores.Store].
-func (s *Store) Visible(ctx context.Context, m stores.Mark) (bool, error) {
-	if err := m.Validate(); err != nil {
-		return false, err
-	}
-	_, there, err := s.get(ctx, nameMark+string(m))
-	return there, err
-}
-
-// Remove implements [stores.Store].
-func (s *Store) Remove(ctx context.Context, m stores.Mark) error {
-	if err := m.Validate(); err != nil {
-		return err
-	}
-	return s.drop(ctx, nameMark+string(m))
 }
 
 // get returns the value with the highest version of a name.

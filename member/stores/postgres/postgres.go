@@ -16,6 +16,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/member/stores"
+	"github.com/cloister-dev/cloister/member/stores/internal/names"
 )
 
 const (
@@ -42,11 +43,15 @@ type Config struct {
 
 // Store is a cell's Postgres. It is safe for concurrent use.
 type Store struct {
+	common
 	pool    *pgxpool.Pool
 	table   string // quoted, with its schema
 	columns []string
 	own     []string
 }
+
+// common are the methods that are the same for every store with reserved names.
+type common = names.Names
 
 var _ interface {
 	stores.Store
@@ -86,6 +91,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{pool: pool, table: pgx.Identifier{cfg.Schema, "reserved"}.Sanitize(), columns: slices.Clone(cfg.TenantColumns),
 		own: append([]string{cfg.Schema}, cfg.Own...)}
+	s.common = common{Nonce: nameNonce, Mark: nameMark, Get: s.find, Put: s.put, Drop: s.drop}
 	if err := s.install(ctx, cfg.Schema); err != nil {
 		pool.Close()
 		return nil, fmt.Errorf("member/stores/postgres: %w", err)
@@ -160,56 +166,10 @@ func (s *Store) Establish(ctx context.Context, id stores.DeploymentID) (stores.D
 	return got.Deployment, err
 }
 
-// WriteNonce implements [stores.Store].
-func (s *Store) WriteNonce(ctx context.Context, n stores.Nonce) error {
-	if err := n.Validate(); err != nil {
-		return err
-	}
-	return s.put(ctx, nameNonce, string(n))
-}
-
-// ReadNonce implements [stores.Store].
-func (s *Store) ReadNonce(ctx context.Context) (stores.Nonce, error) {
-	v, err := s.get(ctx, nameNonce)
-	if err != nil {
-		return "", err
-	}
-	if v == "" {
-		return "", stores.ErrNoNonce
-	}
-	n := stores.Nonce(v)
-	if err := n.Validate(); err != nil {
-		return "", err
-	}
-	return n, nil
-}
-
-// DeleteNonce implements [stores.Store].
-func (s *Store) DeleteNonce(ctx context.Context) error { return s.drop(ctx, nameNonce) }
-
-// Plant implements [stores.Store].
-func (s *Store) Plant(ctx context.Context, m stores.Mark) error {
-	if err := m.Validate(); err != nil {
-		return err
-	}
-	return s.put(ctx, nameMark+string(m), "planted")
-}
-
-// Visible implements [stores.Store].
-func (s *Store) Visible(ctx context.Context, m stores.Mark) (bool, error) {
-	if err := m.Validate(); err != nil {
-		return false, err
-	}
-	v, err := s.get(ctx, nameMark+string(m))
-	return v != "", err
-}
-
-// Remove implements [stores.Store].
-func (s *Store) Remove(ctx context.Context, m stores.Mark) error {
-	if err := m.Validate(); err != nil {
-		return err
-	}
-	return s.drop(ctx, nameMark+string(m))
+// find is get for [names.Names].
+func (s *Store) find(ctx context.Context, name string) (string, bool, error) {
+	v, err := s.get(ctx, name)
+	return v, v != "", err
 }
 
 // get returns a reserved value, "" when there is none.

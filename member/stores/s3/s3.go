@@ -20,6 +20,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/member/stores"
+	"github.com/cloister-dev/cloister/member/stores/internal/names"
 )
 
 const (
@@ -46,10 +47,14 @@ type Config struct {
 
 // Store is a bucket's prefix. It is safe for concurrent use.
 type Store struct {
+	common
 	core minio.Core
 	at   stores.Location
 	idle func()
 }
+
+// common are the methods that are the same for every store with reserved names.
+type common = names.Names
 
 var _ stores.Store = (*Store)(nil)
 
@@ -85,6 +90,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("%w: the bucket's endpoint: %w", cells.ErrInvalid, err)
 	}
 	s := &Store{core: minio.Core{Client: c}, at: cfg.Location, idle: tr.CloseIdleConnections}
+	s.common = common{Nonce: nameNonce, Mark: nameMark, Get: s.find, Put: s.replace, Drop: s.drop}
 	there, err := c.BucketExists(ctx, s.at.Bucket)
 	if err == nil && !there {
 		err = fmt.Errorf("%w: there is no bucket %s", cells.ErrInvalid, s.at.Bucket)
@@ -140,49 +146,6 @@ func (s *Store) Establish(ctx context.Context, id stores.DeploymentID) (stores.D
 		}
 	}
 	return "", fmt.Errorf("%w: the deployment id was written and is gone", cells.ErrUnavailable)
-}
-
-// WriteNonce implements [stores.Store].
-func (s *Store) WriteNonce(ctx context.Context, n stores.Nonce) error {
-	if err := n.Validate(); err != nil {
-		return err
-	}
-	return translate(ctx, s.put(ctx, nameNonce, string(n), false))
-}
-
-// ReadNonce implements [stores.Store].
-func (s *Store) ReadNonce(ctx context.Context) (stores.Nonce, error) {
-	v, err := s.get(ctx, nameNonce)
-	if err != nil {
-		return "", err
-	}
-	if v == "" {
-		return "", stores.ErrNoNonce
-	}
-	n := stores.Nonce(v)
-	if err := n.Validate(); err != nil {
-		return "", err
-	}
-	return n, nil
-}
-
-// DeleteNonce implements [stores.Store].
-func (s *Store) DeleteNonce(ctx context.Context) error { return s.drop(ctx, nameNonce) }
-
-// Plant implements [stores.Store].
-func (s *Store) Plant(ctx context.Context, m stores.Mark) error {
-	if err := m.Validate(); err != nil {
-		return err
-	}
-	return translate(ctx, s.put(ctx, nameMark+string(m), "planted", false))
-}
-
-// Remove implements [stores.Store].
-func (s *Store) Remove(ctx context.Context, m stores.Mark) error {
-	if err := m.Validate(); err != nil {
-		return err
-	}
-	return s.drop(ctx, nameMark+string(m))
 }
 
 // Visible implements [stores.Store]. It lists everything below the prefix: a cell
@@ -256,6 +219,12 @@ func fresh() minio.GetObjectOptions {
 }
 
 // get returns a reserved value, "" when there is none.
+// find is get for [names.Names].
+func (s *Store) find(ctx context.Context, name string) (string, bool, error) {
+	v, err := s.get(ctx, name)
+	return v, v != "", err
+}
+
 func (s *Store) get(ctx context.Context, name string) (string, error) {
 	body, _, _, err := s.core.GetObject(ctx, s.at.Bucket, s.at.Key(name), fresh())
 	if missing(err) {
@@ -285,6 +254,11 @@ func (s *Store) put(ctx context.Context, name, value string, ifNone bool) error 
 	}
 	_, err := s.core.Client.PutObject(ctx, s.at.Bucket, s.at.Key(name), strings.NewReader(value), int64(len(value)), o)
 	return err
+}
+
+// replace is put for [names.Names].
+func (s *Store) replace(ctx context.Context, name, value string) error {
+	return translate(ctx, s.put(ctx, name, value, false))
 }
 
 func (s *Store) drop(ctx context.Context, name string) error {
