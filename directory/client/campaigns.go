@@ -4,8 +4,6 @@ package client
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -32,9 +30,8 @@ func (c *Client) PlanCampaign(ctx context.Context, r api.CampaignRequest) (api.C
 	defer cancel()
 	var out api.CampaignPlan
 	_, err := c.call(ctx, request{method: http.MethodPost, path: api.PathCampaigns, body: r, operation: r.OperationID}, &out)
-	var u *UnknownOutcomeError
-	if r.DryRun && errors.As(err, &u) { // there was nothing to change
-		err = u.Err
+	if r.DryRun {
+		err = changesNothing(err)
 	}
 	return out, err
 }
@@ -153,38 +150,15 @@ func (c *Client) AbortCampaign(ctx context.Context, id api.CampaignID, o api.Cam
 // it. It returns f's error, the context's, a refusal of the directory, or an error
 // that wraps [ErrWatchBroken] when the directory cannot be reached for a while.
 func (c *Client) WatchCampaign(ctx context.Context, id api.CampaignID, f func(api.Campaign) error) error {
-	every := time.NewTicker(500 * time.Millisecond)
-	defer every.Stop()
-	version, failures := int64(-1), 0
-	for {
-		rec, err := c.Campaign(ctx, id)
-		switch a := cells.AnswerOf(err); {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case a != nil && a.Code != cells.CodeBackendUnavailable:
-			return a
-		case err != nil:
-			if failures++; failures > 60 {
-				return fmt.Errorf("%w: campaign %s: %w", ErrWatchBroken, id, err)
-			}
-		default:
-			failures = 0
-			if rec.Version != version {
-				version = rec.Version
-				if err := f(rec); err != nil {
-					return err
-				}
-			}
-			if rec.State.Final() || rec.State == api.CampaignPaused && rec.Counts.Running == 0 {
-				return nil
-			}
+	version := int64(-1)
+	return poll(ctx, 500*time.Millisecond, "campaign "+string(id), func(ctx context.Context) (api.Campaign, error) { return c.Campaign(ctx, id) }, func(rec api.Campaign) (bool, error) {
+		done := rec.State.Final() || rec.State == api.CampaignPaused && rec.Counts.Running == 0
+		if rec.Version == version {
+			return done, nil
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-every.C:
-		}
-	}
+		version = rec.Version
+		return done, f(rec)
+	})
 }
 
 // SetAttributes replaces a tenant's group and jurisdiction.

@@ -34,11 +34,7 @@ func (c *Client) DryRun(ctx context.Context, r api.MoveRequest) (api.DryRun, err
 	var out api.DryRun
 	r.DryRun = true
 	_, err := c.call(ctx, request{method: http.MethodPost, path: api.PathMoves, body: r}, &out)
-	var u *UnknownOutcomeError
-	if errors.As(err, &u) { // there was nothing to change
-		err = u.Err
-	}
-	return out, err
+	return out, changesNothing(err)
 }
 
 // MoveQuery selects a page of moves.

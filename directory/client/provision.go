@@ -103,44 +103,20 @@ func (c *Client) RetireCell(ctx context.Context, cell cells.CellID, r api.Retire
 // as it should be, or f returns an error, which is returned. It asks twice a second. A
 // directory that cannot be reached for half a minute ends it with [ErrWatchBroken].
 func (c *Client) WatchProvisioned(ctx context.Context, cell cells.CellID, f func(api.Provisioned) error) error {
-	every := time.NewTicker(500 * time.Millisecond)
-	defer every.Stop()
-	last, failures := "", 0
-	for {
-		p, err := c.ProvisionedCell(ctx, cell, false)
-		switch a := cells.AnswerOf(err); {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case a != nil && a.Code != cells.CodeBackendUnavailable:
-			return a
-		case err != nil:
-			if failures++; failures > 60 {
-				return fmt.Errorf("%w: cell %s: %w", ErrWatchBroken, cell, err)
-			}
-		default:
-			failures = 0
-			now := p
-			now.Progress.Elapsed, now.Progress.Left, now.Status.At = 0, 0, time.Time{}
-			text, err := json.Marshal(now)
-			if err != nil {
-				return err
-			}
-			if string(text) != last || p.Progress.Reached {
-				last = string(text)
-				if err := f(p); err != nil {
-					return err
-				}
-			}
-			if p.Progress.Reached {
-				return nil
-			}
+	last := ""
+	return poll(ctx, 500*time.Millisecond, "cell "+string(cell), func(ctx context.Context) (api.Provisioned, error) { return c.ProvisionedCell(ctx, cell, false) }, func(p api.Provisioned) (bool, error) {
+		now := p
+		now.Progress.Elapsed, now.Progress.Left, now.Status.At = 0, 0, time.Time{}
+		text, err := json.Marshal(now)
+		if err != nil {
+			return false, err
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-every.C:
+		if string(text) == last && !p.Progress.Reached {
+			return false, nil
 		}
-	}
+		last = string(text)
+		return p.Progress.Reached, f(p)
+	})
 }
 
 // ProvisionerClient is a provisioner's client of the channel listener: it implements

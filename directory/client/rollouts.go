@@ -4,14 +4,11 @@ package client
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
 	"time"
 
-	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
 )
 
@@ -22,9 +19,8 @@ func (c *Client) StartRollout(ctx context.Context, r api.RolloutRequest) (api.Ro
 	defer cancel()
 	var out api.RolloutPlan
 	_, err := c.call(ctx, request{method: http.MethodPost, path: api.PathRollouts, body: r, operation: r.OperationID}, &out)
-	var u *UnknownOutcomeError
-	if r.DryRun && errors.As(err, &u) { // there was nothing to change
-		err = u.Err
+	if r.DryRun {
+		err = changesNothing(err)
 	}
 	return out, err
 }
@@ -114,33 +110,7 @@ func (c *Client) AbortRollout(ctx context.Context, id api.RolloutID, o api.Rollo
 // context's, a refusal of the directory, or an error that wraps [ErrWatchBroken] when
 // the directory cannot be reached for a while.
 func (c *Client) WatchRollout(ctx context.Context, id api.RolloutID, f func(api.Rollout) error) error {
-	every := time.NewTicker(time.Second)
-	defer every.Stop()
-	failures := 0
-	for {
-		rec, err := c.Rollout(ctx, id)
-		switch a := cells.AnswerOf(err); {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case a != nil && a.Code != cells.CodeBackendUnavailable:
-			return a
-		case err != nil:
-			if failures++; failures > 30 {
-				return fmt.Errorf("%w: rollout %s: %w", ErrWatchBroken, id, err)
-			}
-		default:
-			failures = 0
-			if err := f(rec); err != nil {
-				return err
-			}
-			if rec.State.Final() || rec.Paused {
-				return nil
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-every.C:
-		}
-	}
+	return poll(ctx, time.Second, "rollout "+string(id), func(ctx context.Context) (api.Rollout, error) { return c.Rollout(ctx, id) }, func(rec api.Rollout) (bool, error) {
+		return rec.State.Final() || rec.Paused, f(rec)
+	})
 }
