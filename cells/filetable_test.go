@@ -310,7 +310,7 @@ func TestFileTableKill(t *testing.T) {
 		if err != nil || uint64(p.Revision) < revision {
 			t.Fatalf("round %d: revision %d, %v; acknowledged was %d", round, p.Revision, err, revision)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		probe, err := f.Get(ctx, "everybody")
 		if err == nil {
 			_, err = f.CompareAndSet(ctx, probe.Revision, probe)

@@ -104,7 +104,7 @@ type reply struct {
 // overHTTP sends a request with the headers.
 func (s *service) overHTTP(t *testing.T, method string, h http.Header) (reply, *http.Response) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	req, err := http.NewRequestWithContext(ctx, method, s.http.URL+"/v1/do", strings.NewReader(""))
 	if err != nil {
@@ -163,7 +163,7 @@ func first(mds ...metadata.MD) func(name string) string {
 // overUnary makes a call with the headers as metadata.
 func (s *service) overUnary(t *testing.T, h http.Header) reply {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(outgoing(t.Context(), h), 20*time.Second)
+	ctx, cancel := context.WithTimeout(outgoing(t.Context(), h), time.Minute)
 	defer cancel()
 	var header, trailer metadata.MD
 	err := s.conn.Invoke(ctx, unaryMethod, wrapperspb.String("x"), &wrapperspb.StringValue{}, grpc.Header(&header), grpc.Trailer(&trailer))
@@ -173,7 +173,7 @@ func (s *service) overUnary(t *testing.T, h http.Header) reply {
 // overStream opens a stream and waits for its end.
 func (s *service) overStream(t *testing.T, h http.Header) reply {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(outgoing(t.Context(), h), 20*time.Second)
+	ctx, cancel := context.WithTimeout(outgoing(t.Context(), h), time.Minute)
 	defer cancel()
 	cs, err := s.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, streamMethod)
 	if err != nil {

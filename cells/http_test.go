@@ -32,7 +32,7 @@ var toAcme = hdr(cells.HeaderTenant, "acme", cells.HeaderEpoch, "4")
 
 // deadline is for what a test waits for outside of a bubble.
 func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -30,7 +30,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for !ok() {
 		select {
 		case <-tick.C:
@@ -80,7 +80,7 @@ func startRouter(t *testing.T, table cells.RoutingTable, opts ...cells.RouterOpt
 // seen waits until the router knows the row.
 func seen(t *testing.T, r *cells.Router, route cells.TenantRoute) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := r.Wait(ctx, route.TenantID, route.Revision-1); err != nil {
 		t.Fatalf("the router did not see %s at revision %d: %v", route.TenantID, route.Revision, err)

@@ -179,7 +179,7 @@ func serve(t testing.TB, conf *tls.Config, h http.Handler) string {
 
 func get(t testing.TB, c *http.Client, url string) (string, int, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -196,7 +196,7 @@ func (d *dir) watchTopology() <-chan api.Topology {
 
 func waitTopology(t *testing.T, ch <-chan api.Topology, what string, ok func(*api.Topology) bool) api.Topology {
 	t.Helper()
-	limit := time.NewTimer(10 * time.Second)
+	limit := time.NewTimer(time.Minute)
 	defer limit.Stop()
 	var last api.Topology
 	for {

@@ -103,7 +103,7 @@ func listen(t testing.TB) net.Listener {
 // start runs a directory on the state. mod may change its configuration.
 func (s *state) start(t testing.TB, mod func(*directory.Config)) *dir {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	store, err := sqlite.Open(ctx, filepath.Join(s.dir, "directory.db"))
 	if err != nil {
@@ -240,7 +240,7 @@ func (d *dir) untilState(id cells.MoveID, s api.MoveState) api.Move {
 }
 
 func ctxOf(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -248,7 +248,7 @@ func ctxOf(t testing.TB) context.Context {
 // eventually waits for a condition.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
+	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

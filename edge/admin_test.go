@@ -271,7 +271,7 @@ func TestColdStartWithoutDirectory(t *testing.T) {
 	known := &api.Topology{Directory: "d", Cells: []api.TopologyCell{{ID: "a", Upstreams: f.topo.Upstreams("a")}, {ID: "b", Upstreams: f.topo.Upstreams("b")}}}
 	start := func(top *api.Topology) (*edge.Server, func()) {
 		r := cells.NewRouter(table, cells.WithRouterLogger(quiet()), cells.WithSnapshot(filepath.Join(state, "routes"), masterKey))
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := r.Start(ctx); err != nil {
 			t.Fatal(err)

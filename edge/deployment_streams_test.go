@@ -140,7 +140,7 @@ func TestDeploymentWebSocket(t *testing.T) {
 			}
 		}
 	})})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, f.url+"/ws", &websocket.DialOptions{Host: bHost, HTTPClient: f.http})
 	if err != nil {
@@ -218,7 +218,7 @@ func TestDeploymentGRPC(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer cc.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if tok != "" {
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+tok)

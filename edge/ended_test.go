@@ -136,7 +136,7 @@ func TestWebSocketIsClosedForItsHandler(t *testing.T) {
 	}
 	moved := make(chan struct{})
 	go func() { defer close(moved); f.move("acme", "a", "b") }()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, _, err := c.Read(ctx); websocket.CloseStatus(err) != websocket.StatusServiceRestart {
 		t.Fatalf("at the cut: %v", err)

@@ -291,7 +291,7 @@ func (f *fleet) move(tenant cells.TenantID, from, to cells.CellID) cells.MoveRes
 // wait waits for a condition.
 func (f *fleet) wait(ok func() bool, format string, args ...any) {
 	f.t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for !ok() {

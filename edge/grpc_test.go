@@ -123,7 +123,7 @@ func dialGRPC(t *testing.T, f *fleet) *grpc.ClientConn {
 }
 
 func callCtx(t *testing.T, tenant, op string) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	return metadata.AppendToOutgoingContext(ctx, "x-tenant", tenant, "x-op", op, "cell-tenant", "evil"), cancel
 }
 

@@ -28,7 +28,7 @@ func (f *fleet) raw(request string) *http.Response {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.WriteString(c, strings.ReplaceAll(request, "\n", "\r\n")); err != nil {
 		f.t.Fatal(err)
 	}

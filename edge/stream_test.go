@@ -145,7 +145,7 @@ func wsEcho(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *fleet) dialWS(id string) (*websocket.Conn, *http.Response, error) {
-	ctx, cancel := context.WithTimeout(f.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
 	defer cancel()
 	return websocket.Dial(ctx, f.url+"/ws", &websocket.DialOptions{
 		HTTPClient: f.http, HTTPHeader: http.Header{"X-Tenant": {id}, "Cell-Tenant": {"evil"}}, CompressionMode: websocket.CompressionContextTakeover})
@@ -153,7 +153,7 @@ func (f *fleet) dialWS(id string) (*websocket.Conn, *http.Response, error) {
 
 func wsSay(t *testing.T, c *websocket.Conn, s string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := c.Write(ctx, websocket.MessageText, []byte(s)); err != nil {
 		t.Fatal(err)
@@ -184,7 +184,7 @@ func TestWebSocket(t *testing.T) {
 		defer close(moved)
 		f.move("acme", "a", "b")
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, _, err := c.Read(ctx); websocket.CloseStatus(err) != websocket.StatusServiceRestart {
 		t.Fatalf("at the cut: %v", err)

@@ -138,7 +138,7 @@ func (f *front) hammer(tenants ...cells.TenantID) (stop func()) {
 	}
 	return func() {
 		halt.Store(true)
-		t := time.AfterFunc(10*time.Second, cancel) // a write that hangs is a lost one
+		t := time.AfterFunc(time.Minute, cancel) // a write that hangs is a lost one
 		wg.Wait()
 		t.Stop()
 		cancel()

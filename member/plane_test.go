@@ -158,7 +158,7 @@ func (p *plane) forget(instance string) {
 // waitBeat waits for a heartbeat that satisfies ok.
 func (p *plane) waitBeat(t testing.TB, what string, ok func(Heartbeat) bool) Heartbeat {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for from := 0; ; {
 		p.mu.Lock()
 		for ; from < len(p.beats); from++ {
@@ -232,7 +232,7 @@ func (p *plane) join(t testing.TB, cfg Config, opts ...Option) *Member {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := m.Close(ctx); err != nil {
 			t.Errorf("Close: %v", err)
@@ -243,7 +243,7 @@ func (p *plane) join(t testing.TB, cfg Config, opts ...Option) *Member {
 
 func waitReady(t testing.TB, m *Member) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := m.WaitReady(ctx); err != nil {
 		t.Fatal(err)
@@ -260,7 +260,7 @@ func (p *plane) ready(t testing.TB, m *Member) {
 // eventually polls ok until it holds.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
+	deadline := time.NewTimer(time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -83,7 +83,7 @@ func startService(ctx context.Context, cfg Config, file string, log *slog.Logger
 }
 
 func (s *service) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if s.srv != nil {
 		_ = s.srv.Close()

@@ -212,7 +212,7 @@ func (d *deployment) process(instance string, adjust ...func(*checks.Config)) (*
 	var once sync.Once
 	stop := func() {
 		once.Do(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			_ = p.Close(ctx)
 		})
@@ -243,7 +243,7 @@ func (d *deployment) client() checks.Router {
 
 func (w *world) eventually(what string, ok func() bool) {
 	w.Helper()
-	end := time.After(20 * time.Second)
+	end := time.After(time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {

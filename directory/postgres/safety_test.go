@@ -170,7 +170,7 @@ func TestStandbyIsRequired(t *testing.T) {
 	exec(t, url, `ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'`, `SELECT pg_reload_conf()`)
 	until := func(what string, ok func() bool) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		tick := time.NewTicker(20 * time.Millisecond)
 		defer tick.Stop()

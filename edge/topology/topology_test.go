@@ -70,7 +70,7 @@ func top(directory string, upstreams map[cells.CellID][]string) *api.Topology {
 func watch(t *testing.T, cfg Config) *Watcher {
 	t.Helper()
 	cfg.Log = quiet
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	w, err := Watch(ctx, cfg)
 	if err != nil {
@@ -82,7 +82,7 @@ func watch(t *testing.T, cfg Config) *Watcher {
 
 func until(t *testing.T, w View, ok func() bool) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		changed := w.Changed()
 		if ok() {

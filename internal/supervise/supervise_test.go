@@ -41,7 +41,7 @@ func TestKilledProcessIsStartedAgain(t *testing.T) {
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := p.WaitRestart(ctx, pid); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestStopLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	grandchild := 0
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for grandchild == 0 && time.Now().Before(deadline) {
 		if b, err := os.ReadFile(pidFile); err == nil {
 			grandchild, _ = strconv.Atoi(strings.TrimSpace(string(b)))
@@ -111,7 +111,7 @@ func TestRemake(t *testing.T) {
 	if got := <-asked; got != "address already in use\n" {
 		t.Fatalf("it is told of %q", got)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := p.WaitRestart(ctx, 0); err != nil {
 		t.Fatal(err)

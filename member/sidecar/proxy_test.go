@@ -109,7 +109,7 @@ func (w *world) drain() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(w.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 	defer cancel()
 	if err := w.gates.Drain(ctx, route); err != nil {
 		w.Errorf("drain: %v", err)
@@ -273,7 +273,7 @@ func TestStreamsEndAtADrain(t *testing.T) {
 			b, err := io.ReadAll(resp.Body)
 			answered <- fmt.Sprint(string(b), err)
 		}()
-		deadline := time.Now().Add(10 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for w.gates.Total() == 0 && time.Now().Before(deadline) {
 			<-time.After(time.Millisecond)
 		}

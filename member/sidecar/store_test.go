@@ -181,7 +181,7 @@ func TestServiceProcess(t *testing.T) {
 	}
 	p.stop()
 	if err := syscall.Kill(-p.cmd.Process.Pid, 0); err == nil {
-		deadline := time.Now().Add(5 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for syscall.Kill(-p.cmd.Process.Pid, 0) == nil {
 			if time.Now().After(deadline) {
 				t.Fatal("something of its group is left")

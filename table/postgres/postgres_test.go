@@ -81,7 +81,7 @@ func mustOpen(t testing.TB, url string, opts ...postgres.Option) *postgres.Table
 // next follows a watch until it reports a change.
 func next(t *testing.T, w cells.RouteWatcher) cells.RouteUpdate {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		up, err := w.Next(ctx)
@@ -221,7 +221,7 @@ func TestConnectionsAreCut(t *testing.T) {
 	var w cells.RouteWatcher
 	defer func() { _ = w.Close() }()
 	follow := func(rev cells.Revision) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		for at < rev {
 			if w == nil {

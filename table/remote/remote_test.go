@@ -247,7 +247,7 @@ func TestDeadPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := w.Next(ctx); !errors.Is(err, cells.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a watch that fell silent: %v, want ErrUnavailable", err)
@@ -304,7 +304,7 @@ func TestMalformedWatchLines(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		for err == nil {
 			_, err = w.Next(ctx)
 		}
@@ -522,7 +522,7 @@ func TestMaxWatchesAndClose(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := srv.Shutdown(ctx); err != nil {
 		t.Fatalf("Shutdown after Close: %v", err)

@@ -231,7 +231,7 @@ func TestCompareAndSetTx(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Changed()
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if up, err := w.Next(ctx); err != nil || len(up.Routes) != 1 || up.Routes[0].Revision != got.Revision {
 			t.Fatalf("watch after a commit: %+v, %v", up, err)

@@ -151,7 +151,7 @@ func TestSlotLostTwice(t *testing.T) {
 // waitFor waits until f is true.
 func waitFor(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !f() {

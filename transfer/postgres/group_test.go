@@ -145,7 +145,7 @@ var errEnough = errors.New("enough")
 // change is the next batch with changes: members hear how far the group is in between.
 func change(t *testing.T, got chan transfer.Batch) transfer.Batch {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		select {
 		case b := <-got:

@@ -164,7 +164,7 @@ func (c *cell) close() {
 
 // LoseCapture drops the move's slot, as an operator does who needs the disk.
 func (c *cell) LoseCapture(ctx context.Context, _ cells.MoveID) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -316,7 +316,7 @@ func (e *env) eventsOf(c *load.Client) (wrong int) {
 	if err != nil {
 		e.t.Fatalf("last write: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(e.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(e.t.Context(), time.Minute)
 	defer cancel()
 	next, whole := uint64(1), errors.New("all are there")
 	err = c.Stream(ctx, 0, func(ev load.Event) error {

@@ -266,7 +266,7 @@ func (e *env) kill(name string) {
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		e.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(e.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(e.t.Context(), time.Minute)
 	defer cancel()
 	if err := p.WaitRestart(ctx, pid); err != nil {
 		e.t.Fatal(err)

@@ -94,7 +94,7 @@ func (b *broker) Publisher(context.Context) (publishertest.Publisher, error) {
 }
 
 func (b *broker) Log(ctx context.Context, tenant cells.TenantID) ([]guard.Event, error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(b.c.ListenAddrs()...), kgo.ConsumeTopics(topic), kgo.ConsumeStartOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxWait(50*time.Millisecond))
 	if err != nil {
@@ -177,7 +177,7 @@ func TestOnceWithinASession(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- p.Publish(t.Context(), batch[3:]) }()
 	var log []guard.Event
-	for deadline := time.Now().Add(20 * time.Second); len(log) < 4; {
+	for deadline := time.Now().Add(time.Minute); len(log) < 4; {
 		if log, err = b.Log(t.Context(), "acme"); err != nil || time.Now().After(deadline) {
 			t.Fatalf("the event is not stored: %v", err)
 		}

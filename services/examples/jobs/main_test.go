@@ -21,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // Two jobs run until a move cancels them, in either cell; all are done once, where
 // the tenant is then.
 func TestRun(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var begun [3]atomic.Int64 // of the jobs that do not end by themselves the first time
 	var wrong atomic.Value
@@ -57,7 +57,7 @@ func TestRun(t *testing.T) {
 // A job that ends as if nothing had happened cannot write any more under the context
 // that has ended: it is begun again in the other cell, and counts once.
 func TestStubbornJob(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var begun atomic.Int64
 	work := func(ctx context.Context, _ cells.TenantID, id int64) error {

@@ -36,7 +36,7 @@ func leader(t *testing.T, members []*etcdtest.Server) int {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); <-tick.C {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-tick.C {
 		for i, m := range members {
 			if m.Server.Leader() == m.Server.MemberID() {
 				return i

@@ -135,7 +135,7 @@ func TestConformance(t *testing.T) {
 // follow takes updates until the view includes rev, which must be soon.
 func follow(t *testing.T, w cells.RouteWatcher, rev cells.Revision) (rows map[cells.TenantID]cells.TenantRoute) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	rows = map[cells.TenantID]cells.TenantRoute{}
 	for at := cells.Revision(0); at < rev; {
@@ -158,7 +158,7 @@ func follow(t *testing.T, w cells.RouteWatcher, rev cells.Revision) (rows map[ce
 // failure takes updates until the watch breaks.
 func failure(t *testing.T, w cells.RouteWatcher) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		if _, err := w.Next(ctx); err != nil {

@@ -89,7 +89,7 @@ func watch(t *testing.T, table cells.RoutingTable, from cells.Revision) cells.Ro
 // failure takes updates until the watch breaks.
 func failure(t *testing.T, w cells.RouteWatcher) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		if _, err := w.Next(ctx); err != nil {
