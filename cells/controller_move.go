@@ -74,8 +74,8 @@ func (d *drive) begin(ctx context.Context, plan MovePlan) error {
 	c := d.c
 	ev := Event{Kind: EventBegin, Move: plan.MoveID, Cell: plan.ToCell, From: plan.FromCell, OwnsData: c.mover != nil,
 		UndoWindow: plan.UndoWindow, Undoes: plan.Undoes}
-	if _, ok := c.mover.(Returner); !ok && plan.UndoWindow > 0 {
-		return fmt.Errorf("%w: an undo window of %v takes a DataMover that keeps a way back", ErrInvalid, plan.UndoWindow)
+	if err := c.keeps(plan); err != nil {
+		return err
 	}
 	if i := residueOf(d.row, plan.ToCell); i >= 0 && d.row.MoveID == "" && d.row.State == StateActive {
 		if plan.FromCell != "" && plan.FromCell != d.row.CellID {
@@ -121,6 +121,14 @@ func (d *drive) begin(ctx context.Context, plan MovePlan) error {
 		d.ref = MoveRef{}
 	}
 	return err
+}
+
+// keeps refuses an undo window that nobody can keep open.
+func (c *MoveController) keeps(plan MovePlan) error {
+	if _, ok := c.mover.(Returner); !ok && plan.UndoWindow > 0 {
+		return fmt.Errorf("%w: an undo window of %v takes a DataMover that keeps a way back", ErrInvalid, plan.UndoWindow)
+	}
+	return nil
 }
 
 func (c *MoveController) preflight(ctx context.Context, m MoveRef, force bool) error {
@@ -240,6 +248,9 @@ func (c *MoveController) Preflight(ctx context.Context, plan MovePlan) (Prefligh
 	if plan.MoveID == "" {
 		plan.MoveID = newMoveID("dry")
 	}
+	if err := c.keeps(plan); err != nil {
+		return Preflight{}, err
+	}
 	row, err := c.read(ctx, plan.TenantID, briefly)
 	if errors.Is(err, ErrNotFound) && c.fallback != "" {
 		row, _, err = Next(TenantRoute{}, Event{Kind: EventClaim, Tenant: plan.TenantID, Cell: c.fallback, Fallback: c.fallback})
@@ -274,7 +285,7 @@ func (c *MoveController) Preflight(ctx context.Context, plan MovePlan) (Prefligh
 		if !errors.Is(err, ErrBudget) {
 			return p, err
 		}
-		own = append(own, Finding{Code: "budget", Message: err.Error(), Fix: "wait, or force the move", Blocking: !plan.Force})
+		own = append(own, Finding{Code: FindingBudget, Message: err.Error(), Fix: "wait, or force the move", Blocking: !plan.Force})
 	}
 	p.Findings = append(own, p.Findings...)
 	return p, nil

@@ -153,6 +153,9 @@ type Finding struct {
 	Note bool `json:"note,omitempty"`
 }
 
+// FindingBudget is the code of a finding that the tenant's budget does not allow the pause.
+const FindingBudget = "budget"
+
 // Severity is "blocking": the move is refused; "warning": something may be lost or
 // break unless the fix is made; or "note".
 func (f Finding) Severity() string {

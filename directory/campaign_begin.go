@@ -96,7 +96,7 @@ func (r *campaignRun) item(ctx context.Context, c *api.Campaign, it *api.Campaig
 		if it.State != api.ItemPending {
 			return errItemTaken
 		}
-		it.State, it.Reason = api.ItemRunning, ""
+		it.State, it.Reason, it.Code = api.ItemRunning, "", ""
 		it.Attempt++
 		it.Move = api.ItemMove(r.id, it.Pos, it.Attempt)
 		it.StartedAt, it.FinishedAt = now, time.Time{}
@@ -136,7 +136,7 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 	if err != nil {
 		return true, err
 	}
-	state, why, err := r.unfit(ctx, it, others, undoes != "")
+	state, w, err := r.unfit(ctx, it, others, undoes != "")
 	switch {
 	case err != nil:
 		return true, err
@@ -144,7 +144,7 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 		r.full[it.To] = time.Now().Add(fullWait)
 		return false, r.back(ctx, it)
 	case state != "":
-		return false, r.result(ctx, it, state, why, nil)
+		return false, r.result(ctx, it, state, w, nil)
 	}
 	now := time.Now().UTC()
 	m := api.Move{
@@ -164,13 +164,13 @@ func (r *campaignRun) createWith(ctx context.Context, c *api.Campaign, it *api.C
 	case errors.Is(err, cells.ErrConflict):
 		return true, nil // another driver has given the item its result meanwhile
 	case errors.Is(err, ErrMoveActive):
-		return false, r.result(ctx, it, api.ItemSkipped, fmt.Sprintf("move %s of the tenant is under way", rec.ID), nil)
+		return false, r.result(ctx, it, api.ItemSkipped, why{fmt.Sprintf("move %s of the tenant is under way", rec.ID), cells.CodeConflict}, nil)
 	case errors.Is(err, cells.ErrNoRoom) && others:
 		// Moves that run may make room: its turn comes later.
 		r.full[it.To] = time.Now().Add(fullWait)
 		return false, r.back(ctx, it)
 	case errors.Is(err, ErrCellClosed), errors.Is(err, cells.ErrJurisdiction), errors.Is(err, ErrNoCell), errors.Is(err, ErrOperationReused), errors.Is(err, cells.ErrInvalid):
-		return false, r.result(ctx, it, api.ItemFailed, err.Error(), nil)
+		return false, r.result(ctx, it, api.ItemFailed, why{err.Error(), answerOf(err).Code}, nil)
 	case err != nil:
 		return true, err
 	}
@@ -220,38 +220,38 @@ func (r *campaignRun) back(ctx context.Context, it *api.CampaignItem) error {
 // it was made by: "" if it does, PENDING if it may later. others: as for createWith. A
 // target that takes the tenant no more fails the item, as a refused move does: so a
 // campaign that has outlived its plan stops, and can be planned anew or tried again.
-func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem, others, undo bool) (api.ItemState, string, error) {
+func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem, others, undo bool) (api.ItemState, why, error) {
 	s := r.c.s
 	if s.cfg.Pinned {
-		return api.ItemFailed, "this directory is pinned: placements never change", nil
+		return api.ItemFailed, why{"this directory is pinned: placements never change", cells.CodeForbidden}, nil
 	}
 	from, err := s.source(ctx, &api.MoveRequest{Tenant: it.Tenant, To: it.To})
 	if a := cells.AnswerOf(err); a != nil {
 		switch {
 		case a.Code == cells.CodeConflict && a.Cell == it.To:
-			return api.ItemAlready, "", nil
+			return api.ItemAlready, why{}, nil
 		case a.Code == cells.CodeConflict, a.Code == cells.CodeUnknownTenant:
-			return api.ItemSkipped, a.Detail, nil
+			return api.ItemSkipped, why{a.Detail, a.Code}, nil
 		}
 	}
 	if err != nil {
-		return "", "", err
+		return "", why{}, err
 	}
 	if from != it.From {
-		return api.ItemSkipped, fmt.Sprintf("the tenant is in cell %s, not in %s any more", from, it.From), nil
+		return api.ItemSkipped, why{fmt.Sprintf("the tenant is in cell %s, not in %s any more", from, it.From), cells.CodeConflict}, nil
 	}
 	if undo { // it goes back to a cell that is closed or full meanwhile
-		return "", "", nil
+		return "", why{}, nil
 	}
 	switch err := s.takes(ctx, it.To, it.Tenant); {
 	case errors.Is(err, cells.ErrNoRoom) && others:
-		return api.ItemPending, "", nil // moves that run may make room: its turn comes later
+		return api.ItemPending, why{}, nil // moves that run may make room: its turn comes later
 	case errors.Is(err, ErrCellClosed), errors.Is(err, cells.ErrJurisdiction):
-		return api.ItemFailed, err.Error(), nil
+		return api.ItemFailed, why{err.Error(), answerOf(err).Code}, nil
 	case errors.Is(err, ErrNoCell):
-		return api.ItemFailed, fmt.Sprintf("cell %s is not registered", it.To), nil
+		return api.ItemFailed, why{fmt.Sprintf("cell %s is not registered", it.To), cells.CodeNotFound}, nil
 	default:
-		return "", "", err
+		return "", why{}, err
 	}
 }
 

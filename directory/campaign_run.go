@@ -238,7 +238,7 @@ func (r *campaignRun) look(ctx context.Context, c *api.Campaign, it *api.Campaig
 	if errors.Is(err, cells.ErrNotFound) {
 		// Nothing was begun: the move's record comes first.
 		if c.State == api.CampaignAborting {
-			return false, r.result(ctx, it, api.ItemSkipped, "the campaign was aborted", nil)
+			return false, r.result(ctx, it, api.ItemSkipped, why{reason: "the campaign was aborted"}, nil)
 		}
 		return r.create(ctx, c, it)
 	}
@@ -255,24 +255,24 @@ func (r *campaignRun) look(ctx context.Context, c *api.Campaign, it *api.Campaig
 	// What is concluded here is told only once it is stored.
 	switch m.State {
 	case api.MoveRolledBack:
-		return false, r.result(ctx, it, api.ItemFailed, orDefault(m.Reason, "rolled back"), &m)
+		return false, r.result(ctx, it, api.ItemFailed, why{orDefault(m.Reason, "rolled back"), m.Code}, &m)
 	case api.MoveRefused:
 		state := api.ItemFailed
-		if strings.Contains(m.Reason, cells.ErrBudget.Error()) {
+		if m.Code == cells.CodeBudgetExceeded {
 			state = api.ItemDeferred
 		}
-		return false, r.result(ctx, it, state, m.Reason, &m)
+		return false, r.result(ctx, it, state, why{m.Reason, m.Code}, &m)
 	}
-	return false, r.result(ctx, it, api.ItemMoved, "", &m)
+	return false, r.result(ctx, it, api.ItemMoved, why{}, &m)
 }
 
 // result gives a running item its result, once.
-func (r *campaignRun) result(ctx context.Context, it *api.CampaignItem, state api.ItemState, reason string, m *api.Move) error {
+func (r *campaignRun) result(ctx context.Context, it *api.CampaignItem, state api.ItemState, w why, m *api.Move) error {
 	now := time.Now().UTC()
 	attempt := it.Attempt
 	e := r.audit("campaign.item", "directory/"+r.c.s.cfg.Name)
 	e.Tenant, e.Cell, e.Move = it.Tenant, it.To, it.Move
-	e.Detail = detail(map[string]any{"state": state, "reason": reason, "attempt": attempt})
+	e.Detail = detail(map[string]any{"state": state, "reason": w.reason, "attempt": attempt})
 	update := r.c.s.store.UpdateItem
 	if m == nil { // another driver may have recorded the move meanwhile
 		update = r.c.s.store.UpdateUnmoved
@@ -281,7 +281,7 @@ func (r *campaignRun) result(ctx context.Context, it *api.CampaignItem, state ap
 		if it.State != api.ItemRunning || it.Attempt != attempt {
 			return errItemTaken
 		}
-		it.State, it.Reason, it.FinishedAt = state, reason, now
+		it.State, it.Reason, it.Code, it.FinishedAt = state, w.reason, w.code, now
 		if m != nil {
 			it.Pause = m.Pause
 		}

@@ -272,9 +272,9 @@ func (e *executor) round(ctx context.Context, t *tracker) (done bool, _ error) {
 	case row.MoveID == m.ID:
 	case over(&m, &row):
 		state, reason := outcome(&m, &row)
-		return true, e.conclude(ctx, t, state, &row, &cells.MoveResult{}, reason)
+		return true, e.conclude(ctx, t, state, &row, &cells.MoveResult{}, because(reason))
 	case m.Cancel:
-		return true, e.conclude(ctx, t, api.MoveRolledBack, &row, &cells.MoveResult{}, orDefault(m.Reason, "given up before it began"))
+		return true, e.conclude(ctx, t, api.MoveRolledBack, &row, &cells.MoveResult{}, because(orDefault(m.Reason, "given up before it began")))
 	default:
 		if m, err = e.began(ctx, t, &row); err != nil || m.Cancel {
 			return false, err
@@ -287,9 +287,9 @@ func (e *executor) round(ctx context.Context, t *tracker) (done bool, _ error) {
 	case ctx.Err() != nil:
 		return false, context.Cause(ctx)
 	case err == nil:
-		return true, e.conclude(ctx, t, api.MoveDone, &res.Route, &res, "")
+		return true, e.conclude(ctx, t, api.MoveDone, &res.Route, &res, why{})
 	case errors.Is(err, cells.ErrRolledBack):
-		return true, e.conclude(ctx, t, api.MoveRolledBack, &res.Route, &res, orDefault(res.Reason, err.Error()))
+		return true, e.conclude(ctx, t, api.MoveRolledBack, &res.Route, &res, because(orDefault(res.Reason, err.Error())))
 	case errors.Is(err, errAskBack):
 		return false, nil
 	case errors.Is(err, errHalted), stopped(err):
@@ -311,7 +311,7 @@ func (e *executor) round(ctx context.Context, t *tracker) (done bool, _ error) {
 		t.noteError(refused)
 		return false, refused
 	}
-	return true, e.conclude(ctx, t, api.MoveRefused, &row, &res, refused.Error())
+	return true, e.conclude(ctx, t, api.MoveRefused, &row, &res, why{refused.Error(), refusalCode(refused)})
 }
 
 // beginPatience is for how long a move that has not begun waits for cells that
@@ -418,7 +418,7 @@ func outcome(m *api.Move, row *cells.TenantRoute) (api.MoveState, string) {
 
 // conclude records the outcome, after the ledger has it: the place that the move
 // holds in its target must be counted without a break.
-func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState, row *cells.TenantRoute, res *cells.MoveResult, reason string) error {
+func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState, row *cells.TenantRoute, res *cells.MoveResult, w why) error {
 	if row.State != 0 {
 		wait := 20 * time.Millisecond
 		for {
@@ -436,13 +436,13 @@ func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState
 	if err := e.settleBudget(ctx, t, state); err != nil {
 		return err
 	}
-	if err := e.attest(ctx, t, state, row, reason); err != nil {
+	if err := e.attest(ctx, t, state, row, w.reason); err != nil {
 		return err
 	}
 	if m := t.snapshot(); m.Undoes != "" {
 		e.noteUndo(ctx, m, state)
 	}
-	t.concluded(state, row, res, reason)
+	t.concluded(state, row, res, w)
 	e.s.metrics.concluded(t.snapshot())
 	err := t.flushAll(ctx)
 	e.s.camps.poke()

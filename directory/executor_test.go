@@ -198,7 +198,7 @@ func TestMoveRefusals(t *testing.T) {
 	// The target cannot be asked: refused, nothing begun.
 	s.far.set(func() { s.far.down["b"] = true })
 	m := d.untilState(d.move("t", "b").ID, api.MoveRefused)
-	if m.Reason == "" || m.FinishedAt.IsZero() || d.route("t").MoveID != "" {
+	if m.Reason == "" || m.Code != cells.CodeCellUnreachable || m.FinishedAt.IsZero() || d.route("t").MoveID != "" {
 		t.Errorf("refused %+v", m)
 	}
 	_, err := d.cl.DryRun(ctx, api.MoveRequest{Tenant: "t", To: "b"})
@@ -220,7 +220,7 @@ func TestMoveRefusals(t *testing.T) {
 		t.Errorf("the answer does not name the other move: %s", a.Detail)
 	}
 	dry, err := d.cl.DryRun(ctx, api.MoveRequest{Tenant: "t", To: "b"})
-	if err != nil || dry.Allowed || len(dry.Refusals) != 1 {
+	if err != nil || dry.Allowed || len(dry.Refusals) != 1 || dry.Code != cells.CodeConflict {
 		t.Errorf("dry run beside a move: %+v, %v", dry, err)
 	}
 	_, err = d.cl.DeleteTenant(ctx, "t", "")
@@ -228,6 +228,9 @@ func TestMoveRefusals(t *testing.T) {
 		eventually(t, "begun", func() bool { return d.route("t").MoveID != "" })
 		_, err = d.cl.DeleteTenant(ctx, "t", "")
 	}
+	wantCode(t, err, cells.CodeConflict)
+	// An operation id that was used for something else refuses a dry run as it does the move.
+	_, err = d.cl.DryRun(ctx, api.MoveRequest{Tenant: "nobody", To: "b", OperationID: "op"})
 	wantCode(t, err, cells.CodeConflict)
 	close(gate)
 	d.untilState(m.ID, api.MoveDone)
@@ -246,7 +249,7 @@ func TestDryRun(t *testing.T) {
 	}
 	d.cell("b", api.CellSpec{Closed: true})
 	dry, err = d.cl.DryRun(ctxOf(t), api.MoveRequest{Tenant: "t", To: "b"})
-	if err != nil || dry.Allowed || len(dry.Refusals) != 1 {
+	if err != nil || dry.Allowed || len(dry.Refusals) != 1 || dry.Code != cells.CodeCellClosed {
 		t.Errorf("dry run to a closed cell %+v, %v", dry, err)
 	}
 	if list, err := d.cl.Moves(ctxOf(t), client.MoveQuery{}); err != nil || len(list.Moves) != 0 {
@@ -259,8 +262,15 @@ func TestBudgetRefuses(t *testing.T) {
 		c.Budget = cells.NewBudgetMeter(cells.WithBudgetStore(c.Store.Budgets()), cells.WithBudget(time.Microsecond, time.Hour))
 	})
 	m := d.untilState(d.move("t", "b").ID, api.MoveRefused)
-	if !strings.Contains(m.Reason, "budget") {
-		t.Errorf("refused because %q", m.Reason)
+	if !strings.Contains(m.Reason, "budget") || m.Code != cells.CodeBudgetExceeded {
+		t.Errorf("refused because %q, %s", m.Reason, m.Code)
+	}
+	dry, err := d.cl.DryRun(ctxOf(t), api.MoveRequest{Tenant: "t", To: "b"})
+	if err != nil || dry.Allowed || dry.Code != cells.CodeBudgetExceeded {
+		t.Errorf("dry run %+v, %v", dry, err)
+	}
+	if dry, err = d.cl.DryRun(ctxOf(t), api.MoveRequest{Tenant: "t", To: "b", Force: true}); err != nil || !dry.Allowed || dry.Code != "" {
+		t.Errorf("forced dry run %+v, %v", dry, err)
 	}
 	f, err := d.cl.Move(ctxOf(t), api.MoveRequest{Tenant: "t", To: "b", Force: true})
 	if err != nil {

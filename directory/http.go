@@ -92,7 +92,10 @@ func answerOf(err error) *cells.Answer {
 		return a
 	}
 	give := func(c cells.Code) *cells.Answer { return &cells.Answer{Code: c, Detail: err.Error(), Err: err} }
+	var found *cells.PreflightError
 	switch {
+	case errors.As(err, &found):
+		return give(cells.CodeConflict)
 	case errors.Is(err, ErrCellClosed):
 		a := give(cells.CodeCellClosed)
 		a.RetryAfter = time.Minute

@@ -30,13 +30,13 @@ func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, err
 	if req.Undo {
 		asked = "" // where to is known by the route only
 	}
-	if req.OperationID != "" && !req.DryRun {
+	if req.OperationID != "" {
 		op := Operation{ID: req.OperationID, Kind: OperationMove, Tenant: req.Tenant, Cell: asked}
 		id, err := s.store.Answer(ctx, op)
 		if err != nil {
 			return 0, nil, err
 		}
-		if id != nil {
+		if id != nil && !req.DryRun {
 			m, err := s.store.Move(ctx, cells.MoveID(id))
 			if err != nil {
 				return 0, nil, err
@@ -125,33 +125,44 @@ func unknownOr(cell cells.CellID, err error) error {
 	return err
 }
 
+// verdict is a dry run that is being made.
+type verdict struct{ api.DryRun }
+
+// refuse adds a refusal; the first one gives the code, as it would end the move.
+func (v *verdict) refuse(reason string, code cells.Code) {
+	v.Refusals = append(v.Refusals, reason)
+	if v.Code == "" {
+		v.Code = code
+	}
+}
+
 // dryRun finds what would refuse the move, without changing anything.
 func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.CellID, undoes cells.MoveID) (api.DryRun, error) {
-	out := api.DryRun{Tenant: req.Tenant, From: from, To: req.To, Preflight: cells.Preflight{Findings: []cells.Finding{}}}
+	out := verdict{api.DryRun{Tenant: req.Tenant, From: from, To: req.To, Preflight: cells.Preflight{Findings: []cells.Finding{}}}}
 	switch err := s.mayMove(ctx, &api.Move{Tenant: req.Tenant, To: req.To, Undoes: undoes}); {
 	case errors.Is(err, ErrCellClosed), errors.Is(err, cells.ErrJurisdiction):
-		out.Refusals = append(out.Refusals, err.Error())
+		out.refuse(err.Error(), answerOf(err).Code)
 	case err != nil:
-		return out, err
+		return out.DryRun, err
 	}
 	last, err := s.store.Moves(ctx, MoveFilter{Tenant: req.Tenant, Limit: 1})
 	if err != nil {
-		return out, err
+		return out.DryRun, err
 	}
 	if len(last) == 1 && last[0].State.Active() {
-		out.Refusals = append(out.Refusals, fmt.Sprintf("move %s to cell %s is %s", last[0].ID, last[0].To, last[0].State))
-		return out, nil
+		out.refuse(fmt.Sprintf("move %s to cell %s is %s", last[0].ID, last[0].To, last[0].State), cells.CodeConflict)
+		return out.DryRun, nil
 	}
 	p, err := s.exec.controller().Preflight(ctx, cells.MovePlan{TenantID: req.Tenant, FromCell: from, ToCell: req.To, Actor: req.Actor, Force: req.Force,
 		UndoWindow: s.exec.undoWindow(req), Undoes: undoes})
 	switch {
 	case errors.Is(err, cells.ErrOtherMove), errors.Is(err, cells.ErrNotApplicable):
-		out.Refusals = append(out.Refusals, err.Error())
-		return out, nil
+		out.refuse(err.Error(), refusalCode(err))
+		return out.DryRun, nil
 	case errors.Is(err, cells.ErrUnavailable):
-		return out, &cells.Answer{Code: cells.CodeCellUnreachable, Tenant: req.Tenant, Cell: req.To, Detail: err.Error(), Err: err}
+		return out.DryRun, &cells.Answer{Code: cells.CodeCellUnreachable, Tenant: req.Tenant, Cell: req.To, Detail: err.Error(), Err: err}
 	case err != nil:
-		return out, err
+		return out.DryRun, err
 	}
 	if p.Findings != nil {
 		out.Preflight = p
@@ -159,8 +170,11 @@ func (s *Server) dryRun(ctx context.Context, req *api.MoveRequest, from cells.Ce
 		p.Findings = out.Preflight.Findings
 		out.Preflight = p
 	}
+	if out.Code == "" {
+		out.Code = findingsCode(p.Findings)
+	}
 	out.Allowed = len(out.Refusals) == 0 && !p.Blocked()
-	return out, nil
+	return out.DryRun, nil
 }
 
 func (s *Server) getMoves(_ http.ResponseWriter, r *http.Request) (int, any, error) {

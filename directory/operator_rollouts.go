@@ -56,7 +56,7 @@ func (s *Server) postRollout(w http.ResponseWriter, r *http.Request) (int, any, 
 	}
 	ctx, cancel := longer(w, r)
 	defer cancel()
-	if req.OperationID != "" && !req.DryRun {
+	if req.OperationID != "" {
 		// Before it is planned: a retry finds the tenants where its first call has put them.
 		first, err := s.store.Rollouts(ctx, RolloutFilter{OperationID: req.OperationID, Limit: 1})
 		if err != nil {
@@ -71,6 +71,9 @@ func (s *Server) postRollout(w http.ResponseWriter, r *http.Request) (int, any, 
 		return 0, nil, err
 	}
 	if req.DryRun {
+		if err := s.store.RolloutHeld(ctx, &rec); err != nil {
+			return 0, nil, err
+		}
 		rec.ID = ""
 		return http.StatusOK, api.RolloutPlan{Rollout: rec, Units: units[:min(len(units), api.MaxPage)]}, nil
 	}

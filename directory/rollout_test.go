@@ -6,6 +6,7 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -253,8 +254,12 @@ func TestRolloutByUpgrade(t *testing.T) {
 	id := plan.Rollout.ID
 	set.Version = "v3"
 	set.From = "v1"
-	_, err = d.cl.StartRollout(ctx, api.RolloutRequest{Settings: set})
-	wantCode(t, err, cells.CodeConflict)
+	for _, dry := range []bool{false, true} {
+		_, err = d.cl.StartRollout(ctx, api.RolloutRequest{Settings: set, DryRun: dry})
+		if a := wantCode(t, err, cells.CodeConflict); !strings.Contains(a.Detail, string(id)) {
+			t.Errorf("dry %v: the answer does not name the other rollout: %s", dry, a.Detail)
+		}
+	}
 	if r := d.untilRollout(id, "v2 is everywhere", over); r.State != api.RolloutDone || !slices.Equal(versions(), []string{"v2", "v2", "v2"}) {
 		t.Fatalf("%s %s, versions %v", r.State, r.Reason, versions())
 	}
@@ -263,8 +268,10 @@ func TestRolloutByUpgrade(t *testing.T) {
 		t.Errorf("started again: %+v, %v", r, err)
 	}
 	start.Settings.Version = "v1"
-	_, err = d.cl.StartRollout(ctx, start)
-	wantCode(t, err, cells.CodeConflict)
+	for _, start.DryRun = range []bool{false, true} {
+		_, err = d.cl.StartRollout(ctx, start)
+		wantCode(t, err, cells.CodeConflict)
+	}
 	// The next one is aborted while it bakes.
 	set.From, set.Bake, set.Canary = "v2", time.Hour, []string{"b"}
 	id = d.rollout(set)

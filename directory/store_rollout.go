@@ -49,6 +49,9 @@ type RolloutStore interface {
 	// and holds its cells until it is final. A repeated operation id answers the first
 	// record and created false. ErrRolloutActive.
 	CreateRollout(ctx context.Context, r api.Rollout, units []api.RolloutUnit, audit api.AuditEntry) (rec api.Rollout, created bool, err error)
+	// RolloutHeld is ErrRolloutActive if a cell of r has a rollout that is not over: what
+	// CreateRollout would find now. Nothing is written.
+	RolloutHeld(ctx context.Context, r *api.Rollout) error
 	// Rollouts lists records.
 	Rollouts(ctx context.Context, f RolloutFilter) ([]api.Rollout, error)
 

@@ -261,7 +261,7 @@ func (t *tracker) noteStep(ev cells.StepEvent) {
 }
 
 // concluded takes the outcome of a move that is over.
-func (t *tracker) concluded(state api.MoveState, row *cells.TenantRoute, res *cells.MoveResult, reason string) {
+func (t *tracker) concluded(state api.MoveState, row *cells.TenantRoute, res *cells.MoveResult, w why) {
 	now := time.Now().UTC()
 	var residue []cells.Residue
 	for _, e := range row.Residue {
@@ -293,8 +293,8 @@ func (t *tracker) concluded(state api.MoveState, row *cells.TenantRoute, res *ce
 		if predicted > 0 {
 			m.Predicted = max(m.Predicted, predicted)
 		}
-		if reason != "" && (m.State == api.MoveRolledBack || m.State == api.MoveRefused) {
-			m.Reason = reason
+		if w.reason != "" && (m.State == api.MoveRolledBack || m.State == api.MoveRefused) {
+			m.Reason, m.Code = w.reason, w.code
 		}
 		if m.ServedAt.IsZero() && m.State != api.MoveRefused {
 			m.ServedAt = now

@@ -330,12 +330,14 @@ type CampaignItem struct {
 	Attempt int          `json:"attempt,omitempty"`
 	Move    cells.MoveID `json:"move,omitempty"`
 	// Rows and Bytes are what was measured when it was planned.
-	Rows       int64         `json:"rows,omitempty"`
-	Bytes      int64         `json:"bytes,omitempty"`
-	Pause      time.Duration `json:"pause,omitempty"`
-	Reason     string        `json:"reason,omitempty"`
-	StartedAt  time.Time     `json:"started_at,omitzero"`
-	FinishedAt time.Time     `json:"finished_at,omitzero"`
+	Rows   int64         `json:"rows,omitempty"`
+	Bytes  int64         `json:"bytes,omitempty"`
+	Pause  time.Duration `json:"pause,omitempty"`
+	Reason string        `json:"reason,omitempty"`
+	// Code is that of the refusal, if Reason is one with a code.
+	Code       cells.Code `json:"code,omitempty"`
+	StartedAt  time.Time  `json:"started_at,omitzero"`
+	FinishedAt time.Time  `json:"finished_at,omitzero"`
 }
 
 // ItemMove is the id of the move of an item's attempt.

@@ -138,6 +138,8 @@ type DryRun struct {
 	To     cells.CellID   `json:"to"`
 	// Allowed: nothing known now would refuse the move.
 	Allowed bool `json:"allowed"`
+	// Code is what the move would be refused with; "" if it is allowed.
+	Code cells.Code `json:"code,omitempty"`
 	// Refusals are the reasons of the directory, beside the preflight's findings.
 	Refusals  []string        `json:"refusals,omitempty"`
 	Preflight cells.Preflight `json:"preflight"`
@@ -179,6 +181,9 @@ type Move struct {
 	Group string `json:"group,omitempty"`
 	// Reason says why the move was refused or rolled back.
 	Reason string `json:"reason,omitempty"`
+	// Code is what a refused move was refused with, and BUDGET_EXCEEDED of one that was
+	// rolled back because its pause did not fit; "" of every other move.
+	Code cells.Code `json:"code,omitempty"`
 	// Cancel is set when a rollback was asked for before the move began.
 	Cancel bool `json:"cancel,omitempty"`
 	// Predicted is the pause that was expected before the cut; Pause the one that

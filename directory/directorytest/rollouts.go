@@ -143,6 +143,10 @@ func rolloutHoldsCells(t TB, h Harness) {
 	if _, _, err := e.rollout("r2", "", 1, "b", "c"); !errors.Is(err, directory.ErrRolloutActive) {
 		e.Errorf("a second rollout of cell b: %v", err)
 	}
+	if err := e.s.RolloutHeld(e.ctx, &api.Rollout{ID: "r2", Old: []cells.CellID{"c"}, New: []cells.CellID{"b"}}); !errors.Is(err, directory.ErrRolloutActive) {
+		e.Errorf("a second rollout of cell b, only asked about: %v", err)
+	}
+	e.must(e.s.RolloutHeld(e.ctx, &api.Rollout{ID: "r2", Old: []cells.CellID{"c"}}))
 	if _, err := e.s.Rollout(e.ctx, "r2"); !errors.Is(err, cells.ErrNotFound) {
 		e.Errorf("a refused rollout is recorded: %v", err)
 	}
@@ -150,6 +154,7 @@ func rolloutHoldsCells(t TB, h Harness) {
 	e.must(err)
 	_, err = e.s.UpdateRollout(e.ctx, "r1", func(r *api.Rollout) error { r.State = api.RolloutHalted; return nil }, nil)
 	e.must(err)
+	e.must(e.s.RolloutHeld(e.ctx, &api.Rollout{ID: "r4", Old: []cells.CellID{"b"}}))
 	_, created, err := e.rollout("r4", "", 1, "b")
 	e.must(err)
 	list, err := e.s.Rollouts(e.ctx, directory.RolloutFilter{State: api.RolloutChanging})

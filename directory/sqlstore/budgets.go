@@ -21,6 +21,7 @@ type budgets struct{ s *Store }
 
 type queryer interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
 func budgetEntries(ctx context.Context, q queryer, tenant cells.TenantID) ([]cells.BudgetEntry, error) {

@@ -51,6 +51,30 @@ func putRollout(ctx context.Context, tx *Tx, r *api.Rollout) error {
 	return err
 }
 
+// rolloutHeld refuses a rollout whose cells have one.
+func rolloutHeld(ctx context.Context, q queryer, r *api.Rollout) error {
+	for _, c := range r.Cells() {
+		var other string
+		err := q.QueryRowContext(ctx, `SELECT rollout FROM rollout_cells WHERE cell = ?`, c).Scan(&other)
+		if err == nil {
+			return fmt.Errorf("%w: cell %s has rollout %s", directory.ErrRolloutActive, c, other)
+		}
+		if !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+	}
+	return nil
+}
+
+// RolloutHeld implements [directory.Store].
+func (s *Store) RolloutHeld(ctx context.Context, r *api.Rollout) error {
+	err := rolloutHeld(ctx, s.read, r)
+	if errors.Is(err, directory.ErrRolloutActive) {
+		return err
+	}
+	return s.translate("rollout cells", err)
+}
+
 // CreateRollout implements [directory.Store].
 func (s *Store) CreateRollout(ctx context.Context, r api.Rollout, units []api.RolloutUnit, audit api.AuditEntry) (rec api.Rollout, created bool, err error) {
 	err = s.tx(ctx, "create rollout", func(tx *Tx) error {
@@ -61,15 +85,8 @@ func (s *Store) CreateRollout(ctx context.Context, r api.Rollout, units []api.Ro
 				return err
 			}
 		}
-		for _, c := range r.Cells() {
-			var other string
-			err := tx.QueryRowContext(ctx, `SELECT rollout FROM rollout_cells WHERE cell = ?`, c).Scan(&other)
-			if err == nil {
-				return fmt.Errorf("%w: cell %s has rollout %s", directory.ErrRolloutActive, c, other)
-			}
-			if !errors.Is(err, sql.ErrNoRows) {
-				return err
-			}
+		if err := rolloutHeld(ctx, tx, &r); err != nil {
+			return err
 		}
 		rec = r
 		rec.Version, rec.Driver = 0, ""

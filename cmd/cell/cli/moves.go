@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -77,9 +76,34 @@ func (a *app) runMove(ctx context.Context, cl *client.Client, req api.MoveReques
 		return err
 	}
 	if noWait {
-		return a.print(m, func(w io.Writer) error { return printMove(w, m) })
+		if err := a.print(m, func(w io.Writer) error { return printMove(w, m) }); err != nil {
+			return err
+		}
+		return ended(&m)
 	}
 	return a.followMove(ctx, cl, m)
+}
+
+// refused is the error of something that was refused after it was taken, or would be. A
+// directory that does not say the code refuses because of what it found.
+func refused(code cells.Code, tenant cells.TenantID, detail string) error {
+	if code == "" {
+		code = cells.CodeConflict
+	}
+	return &cells.Answer{Code: code, Tenant: tenant, Detail: detail}
+}
+
+// ended is the error of a move that is over and has not brought its tenant to the target.
+func ended(m *api.Move) error {
+	switch {
+	case m.State == api.MoveRefused:
+		return refused(m.Code, m.Tenant, fmt.Sprintf("move %s was refused: %s", m.ID, m.Reason))
+	case m.State != api.MoveRolledBack:
+		return nil
+	case m.Code != "":
+		return fmt.Errorf("%w: %w", cells.ErrRolledBack, refused(m.Code, m.Tenant, m.Reason))
+	}
+	return fmt.Errorf("%w: %s", cells.ErrRolledBack, m.Reason)
 }
 
 // dryRun shows what a move, or an undo, would do and what stands in its way; it fails
@@ -93,13 +117,14 @@ func (a *app) dryRun(ctx context.Context, cl *client.Client, req api.MoveRequest
 	if err := a.print(d, func(w io.Writer) error { return printDryRun(w, d) }); err != nil {
 		return err
 	}
-	switch {
-	case d.Allowed:
+	if d.Allowed {
 		return nil
-	case req.Undo:
-		return errors.New("the undo would be refused")
 	}
-	return errors.New("the move would be refused")
+	what := "the move would be refused"
+	if req.Undo {
+		what = "the undo would be refused"
+	}
+	return refused(d.Code, d.Tenant, what)
 }
 
 func printDryRun(w io.Writer, d api.DryRun) error {
@@ -158,13 +183,7 @@ func (a *app) followMove(ctx context.Context, cl *client.Client, m api.Move) err
 	if err := a.print(last, func(w io.Writer) error { return printMove(w, last) }); err != nil {
 		return err
 	}
-	switch last.State {
-	case api.MoveRefused:
-		return fmt.Errorf("move %s was refused: %s", last.ID, last.Reason)
-	case api.MoveRolledBack:
-		return fmt.Errorf("%w: %s", cells.ErrRolledBack, last.Reason)
-	}
-	return nil
+	return ended(&last)
 }
 
 // moveView draws phases and a bar on a terminal, plain lines elsewhere, nothing

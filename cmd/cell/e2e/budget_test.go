@@ -119,8 +119,14 @@ func TestBudgetAndReceipts(t *testing.T) {
 			t.Fatalf("%d %s", code, out)
 		}
 		out, code := e.cell("move", "acme", "--to", "cell-a")
-		if code == 0 || !strings.Contains(out, "left of 1ms") || !strings.Contains(out, "--force") || e.cellOf("acme") != "cell-b" {
+		if code != 3 || !strings.Contains(out, "BUDGET_EXCEEDED") || !strings.Contains(out, "left of 1ms") || !strings.Contains(out, "--force") || e.cellOf("acme") != "cell-b" {
 			t.Errorf("%d %s", code, out)
+		}
+		for _, dry := range [][]string{nil, {"--dry-run"}} {
+			out, code := e.cell(append([]string{"--json", "move", "acme", "--to", "cell-a"}, dry...)...)
+			if code != 3 || strings.Count(out, `"code": "BUDGET_EXCEEDED"`) != 2 || !strings.Contains(out, `"exit": 3`) { // in the record and in the error
+				t.Errorf("%v: %d %s", dry, code, out)
+			}
 		}
 		out, code = e.cell("--json", "move", "acme", "--to", "cell-a", "--force", "--undo-window", "0s")
 		var forced api.Move
