@@ -15,6 +15,8 @@ require (
 	modernc.org/sqlite v1.62.0
 )
 
+require github.com/zitadel/oidc/v3 v3.52.0 // indirect
+
 require (
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cenkalti/backoff/v5 v5.0.3 // indirect

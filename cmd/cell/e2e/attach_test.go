@@ -68,7 +68,7 @@ func startDeployments(t *testing.T) *deployments {
 		t.Fatal(err)
 	}
 	d.sign = func(issuer, tenant string) string {
-		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "tenant": tenant, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
+		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "sub": "someone", "tenant": tenant, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
 		if err != nil {
 			t.Fatal(err)
 		}

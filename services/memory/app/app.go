@@ -41,7 +41,7 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 	fs.BoolVar(&o.publish.publicOnly, "publish-public-only", false, "refuse webhooks to addresses that are not public")
 	fs.Float64Var(&o.fault.percent, "fault-percent", 0, "for rehearsals of rollouts: fail so many percent of requests with 500, before anything of them has run")
 	fs.DurationVar(&o.fault.delay, "fault-delay", 0, "for rehearsals of rollouts: answer each request so much later")
-	fs.StringVar(&o.issuers, "issuers", "", "file with the issuers whose bearer tokens are accepted, for a process with CELL set: a JSON list of {issuer, jwks, audience, tenants}")
+	fs.StringVar(&o.issuers, "issuers", "", "file with the issuers whose bearer tokens are accepted, for a process with CELL set: a JSON list of {issuer, jwks, audience, kind, tenants, tenant_claim, algorithms}; without jwks an issuer's keys are found by its discovery document")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Usage = func() {
 		fmt.Fprint(stderr, "usage: memory [flags]\n       memory import --tenant T [flags] < items.ndjson\n\nServe the agent-memory API. With CELL_ variables in the environment it is a process of\nthat cell; without them an ordinary service, with the tenant in the X-Tenant header.\nWith CELL set it is a process of a deployment that is one cell, and checks tenants.\n\n")
@@ -87,10 +87,11 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	settings, is, err := o.boot()
+	settings, is, err := o.boot(log)
 	if err != nil {
 		return err
 	}
+	defer is.close()
 	if inCell && settings.Cell != "" && settings.Cell != cfg.Cell {
 		return fmt.Errorf("%w: CELL is %s and CELL_ID is %s", cells.ErrInvalid, settings.Cell, cfg.Cell)
 	}

@@ -21,40 +21,42 @@ import (
 // cellRows is what the process is of a deployment that is one cell, or could be: the
 // cell's own rows, and the check. A service on SQLite has none.
 type cellRows struct {
-	issuers issuers
+	issuers bearers
 	rows    *tenancypg.Store
 	config  checks.Config
 }
 
 // boot is what has to be so before the stores are opened. With CELL set that is
 // Postgres and verified credentials; anything else would serve without the check.
-func (o *options) boot() (checks.Settings, issuers, error) {
-	s, err := checks.FromEnv()
-	if err != nil {
-		return s, nil, err
+func (o *options) boot(log *slog.Logger) (s checks.Settings, b bearers, err error) {
+	if s, err = checks.FromEnv(); err != nil {
+		return s, b, err
 	}
 	if s.Cell == "" {
 		if o.issuers != "" {
-			return s, nil, fmt.Errorf("%w: --issuers is for a process with CELL set", cells.ErrInvalid)
+			return s, b, fmt.Errorf("%w: --issuers is for a process with CELL set", cells.ErrInvalid)
 		}
-		return s, nil, nil
+		return s, b, nil
 	}
 	if o.store != "postgres" {
-		return s, nil, fmt.Errorf("%w: CELL is %s and the store is %s; a cell needs --store postgres", cells.ErrInvalid, s.Cell, o.store)
+		return s, b, fmt.Errorf("%w: CELL is %s and the store is %s; a cell needs --store postgres", cells.ErrInvalid, s.Cell, o.store)
 	}
 	if o.issuers == "" {
-		return s, nil, fmt.Errorf("%w: CELL is %s and nothing verifies credentials; set --issuers", cells.ErrInvalid, s.Cell)
+		return s, b, fmt.Errorf("%w: CELL is %s and nothing verifies credentials; set --issuers", cells.ErrInvalid, s.Cell)
 	}
-	is, err := readIssuers(o.issuers)
-	if err != nil {
-		return s, nil, fmt.Errorf("--issuers: %w", err)
+	if b, err = readIssuers(o.issuers, log); err != nil {
+		return s, b, err
 	}
-	return s, is, is.configure(&s.Configuration)
+	if err := b.Issuers().Configure(&s.Configuration); err != nil {
+		b.close()
+		return s, bearers{}, err
+	}
+	return s, b, nil
 }
 
 // openCell makes the rows' tables where they are missing. The stores say which
 // deployment they are and where its objects lie. Nil for SQLite.
-func (o *options) openCell(ctx context.Context, s checks.Settings, is issuers, dep *deployment, log *slog.Logger) (_ *cellRows, err error) {
+func (o *options) openCell(ctx context.Context, s checks.Settings, is bearers, dep *deployment, log *slog.Logger) (_ *cellRows, err error) {
 	if dep == nil {
 		return nil, nil
 	}

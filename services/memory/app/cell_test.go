@@ -83,7 +83,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w.sign = func(issuer string, tenant cells.TenantID) string {
-		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "tenant": tenant, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
+		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "sub": "someone", "tenant": tenant, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
 		if err != nil {
 			t.Fatal(err)
 		}

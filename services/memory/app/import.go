@@ -63,10 +63,11 @@ func importMain(ctx context.Context, args []string, in io.Reader, stderr io.Writ
 }
 
 func (o *options) importItems(ctx context.Context, t cells.TenantID, in io.Reader, log *slog.Logger) (n int, err error) {
-	s, is, err := o.boot()
+	s, is, err := o.boot(log)
 	if err != nil {
 		return 0, err
 	}
+	defer is.close()
 	dep, err := o.openDeployment(ctx, log)
 	if err != nil {
 		return 0, err
