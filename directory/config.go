@@ -94,8 +94,11 @@ type Config struct {
 	// Budget is each tenant's unavailability allowance; nil keeps no budgets.
 	Budget *cells.BudgetMeter
 
-	// ReceiptKey signs the receipts of moves; nil makes none.
-	ReceiptKey ed25519.PrivateKey
+	// ReceiptKey signs the receipts of moves; nil makes none. A receipt is ended
+	// ReceiptGrace after the last statement that had to be made, so that edges which
+	// report late are in it; default 30 s.
+	ReceiptKey   ed25519.PrivateKey
+	ReceiptGrace time.Duration
 
 	// PlacementsPerMinute bounds what each cell places for itself, at this directory;
 	// default 600. Operators are not counted.
@@ -164,6 +167,7 @@ func (c *Config) normalize() error {
 		return fmt.Errorf("%w: undo window %v", cells.ErrInvalid, c.UndoWindow)
 	}
 	def(&c.ReturnEvery, 5*time.Second)
+	def(&c.ReceiptGrace, 30*time.Second)
 	if c.Moves <= 0 {
 		c.Moves = 4
 	}

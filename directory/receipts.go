@@ -23,22 +23,81 @@ func (s *Server) state(ctx context.Context, m *api.Move, build func(said []recei
 	if s.cfg.ReceiptKey == nil {
 		return nil
 	}
-	return s.store.AppendReceipt(ctx, m.ID, func(entries [][]byte) ([]byte, error) {
-		r, err := receipt.New(m.ID, entries)
+	return s.store.AppendReceipt(ctx, m.ID, func(entries [][]byte) (ReceiptChange, error) {
+		said, err := statementsOf(m.ID, entries)
 		if err != nil {
-			return nil, err
-		}
-		said, err := r.Statements()
-		if err != nil {
-			return nil, err
+			return ReceiptChange{}, err
 		}
 		next, err := build(said)
 		if err != nil || next == nil {
-			return nil, err
+			return ReceiptChange{}, err
 		}
-		next.At, next.By, next.Move, next.Tenant = time.Now().UTC(), s.instance, m.ID, m.Tenant
-		return receipt.Append(s.cfg.ReceiptKey, entries, *next)
+		next.Move, next.Tenant = m.ID, m.Tenant
+		entry, err := s.sign(entries, next)
+		return ReceiptChange{Entry: entry, EndAt: s.endAt(append(said, *next))}, err
 	})
+}
+
+func statementsOf(id cells.MoveID, entries [][]byte) ([]receipt.Statement, error) {
+	r, err := receipt.New(id, entries)
+	if err != nil {
+		return nil, err
+	}
+	return r.Statements()
+}
+
+func (s *Server) sign(entries [][]byte, next *receipt.Statement) ([]byte, error) {
+	next.At, next.By = time.Now().UTC(), s.instance
+	return receipt.Append(s.cfg.ReceiptKey, entries, *next)
+}
+
+// endAt is when a receipt that says so is to be ended: once all that remained is told
+// about, and edges have had time to report.
+func (s *Server) endAt(said []receipt.Statement) *time.Time {
+	if unsaid(said) != nil {
+		return new(time.Time)
+	}
+	at := time.Now().Add(s.cfg.ReceiptGrace)
+	return &at
+}
+
+// endBatch is how many receipts are ended in one change, endBatches how many changes in
+// a row: what else is swept must not wait for all receipts of an older build.
+const (
+	endBatch   = 64
+	endBatches = 4
+)
+
+// endReceipts ends the receipts that are due. A directory that has just started gives
+// edges that could not report the same time again.
+func (e *executor) endReceipts(ctx context.Context) error {
+	s := e.s
+	if s.cfg.ReceiptKey == nil || time.Since(s.started) < s.cfg.ReceiptGrace {
+		return nil
+	}
+	for range endBatches {
+		n, err := s.store.EndReceipts(ctx, time.Now(), endBatch, s.ended)
+		if err != nil || n < endBatch {
+			return err
+		}
+	}
+	return nil
+}
+
+// ended is what becomes of a receipt whose end is due.
+func (s *Server) ended(id cells.MoveID, entries [][]byte) (ReceiptChange, error) {
+	never := new(time.Time)
+	said, err := statementsOf(id, entries)
+	if err != nil { // whoever reads it finds the same: it must not stop the others
+		s.log.Error("receipt not ended", "move", id, "err", err)
+		return ReceiptChange{EndAt: never}, nil
+	}
+	if len(said) == 0 || receipt.Ended(said) || unsaid(said) != nil {
+		return ReceiptChange{EndAt: never}, nil
+	}
+	next := &receipt.Statement{Kind: receipt.KindEnd, Move: id, Tenant: said[0].Tenant, End: &receipt.End{Statements: len(said) + 1}}
+	entry, err := s.sign(entries, next)
+	return ReceiptChange{Entry: entry, EndAt: never}, err
 }
 
 // attest writes the outcome of a move, unless it is written. It is done before the
@@ -179,7 +238,7 @@ func unsaid(said []receipt.Statement) *cells.Residue {
 // attestClients amends the receipt by what edges have reported since it was written.
 func (s *Server) attestClients(ctx context.Context, m *api.Move) error {
 	return s.state(ctx, m, func(said []receipt.Statement) (*receipt.Statement, error) {
-		if len(said) == 0 || len(said) >= maxStatements {
+		if len(said) == 0 || len(said) >= maxStatements || receipt.Ended(said) {
 			return nil, nil
 		}
 		last := said[0].Outcome.Clients

@@ -268,3 +268,45 @@ func TestSeenRefusals(t *testing.T) {
 		t.Errorf("%+v, %v", a, err)
 	}
 }
+
+// A receipt is ended once nothing is left to tell, and edges have had their time: by
+// whichever directory runs then. Reports that are later change the budget only.
+func TestReceiptEnds(t *testing.T) {
+	s := newState(t)
+	d, f := s.startBack(t) // its grace is longer than the test
+	window, none := time.Hour, time.Duration(0)
+	m := d.moved(api.MoveRequest{Tenant: "t", To: "b", Actor: "alice", UndoWindow: &window})
+	if list := d.receipt(m.ID); len(list) != 1 || receipt.Ended(list) {
+		t.Errorf("%+v", list)
+	}
+	d.close()
+	d = s.start(t, func(c *directory.Config) {
+		withReceipts(c)
+		c.Agents, c.ReceiptGrace, c.SweepEvery = f, time.Millisecond, 10*time.Millisecond
+	})
+	d.place("u", "a")
+	// While rows are kept for the undo it goes on; another move's ends meanwhile.
+	other := d.moved(api.MoveRequest{Tenant: "u", To: "b", UndoWindow: &none})
+	eventually(t, "the receipt of the other move ends", func() bool { return receipt.Ended(d.receipt(other.ID)) })
+	if list := d.receipt(m.ID); len(list) != 1 {
+		t.Errorf("%+v", list)
+	}
+	if _, err := d.cl.CloseWindow(ctxOf(t), "t", api.CloseWindowRequest{Actor: "alice"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the receipt ends", func() bool { return receipt.Ended(d.receipt(m.ID)) })
+	list := d.receipt(m.ID)
+	if len(list) != 3 || list[1].Removal == nil || list[2].End.Statements != 3 || list[2].Tenant != "t" || list[2].By != d.Instance() {
+		t.Errorf("%+v", list)
+	}
+	late := api.SeenMove{Tenant: "t", Move: m.ID, Base: m.Base, Seq: 1, Refused: 5, FirstAgo: 2 * time.Minute, LastAgo: time.Minute}
+	if err := d.edge("e1").ReportSeen(ctxOf(t), api.SeenReport{Instance: "i1", Moves: []api.SeenMove{late}}); err != nil {
+		t.Fatal(err)
+	}
+	if list := d.receipt(m.ID); len(list) != 3 {
+		t.Errorf("a report behind the end: %+v", list)
+	}
+	if a, err := d.cl.Budget(ctxOf(t), "t"); err != nil || len(a.Entries) != 1 || a.Entries[0].Seen < 50*time.Second {
+		t.Errorf("%+v, %v", a, err)
+	}
+}

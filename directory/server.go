@@ -54,8 +54,9 @@ type Server struct {
 	wg     sync.WaitGroup
 	failed chan error // the first listener's failure
 	closed atomic.Bool
-	// servers are set by Start.
+	// servers and started, when that was, are set by Start.
 	servers []*http.Server
+	started time.Time
 }
 
 // New checks the configuration and prepares a server; nothing runs yet. The error
@@ -102,6 +103,7 @@ func (s *Server) Start(ctx context.Context) error {
 		return fmt.Errorf("directory: reading members: %w", err)
 	}
 	s.fleet.rebuild()
+	s.started = time.Now()
 	s.background("members", s.runMembers)
 	s.background("follower", s.follow.run)
 	s.background("sweeper", s.exec.sweep)

@@ -44,9 +44,22 @@ type Accounts interface {
 	Seen(ctx context.Context, move cells.MoveID) ([]SeenRow, error)
 
 	// AppendReceipt adds what build returns to the receipt of a move, alone among all
-	// writers: build gets the entries so far. It must not change the store, may run
-	// more than once, and may return nil to add nothing. An error of build is returned.
-	AppendReceipt(ctx context.Context, move cells.MoveID, build func(entries [][]byte) ([]byte, error)) error
+	// writers: build gets the entries so far. It must not change the store, and may run
+	// more than once. An error of build is returned.
+	AppendReceipt(ctx context.Context, move cells.MoveID, build func(entries [][]byte) (ReceiptChange, error)) error
+	// EndReceipts does the same for up to limit receipts whose end is due at the time, the
+	// oldest first, in one change, and returns how many they were. One that build does not
+	// set another time for stays due.
+	EndReceipts(ctx context.Context, due time.Time, limit int, build func(move cells.MoveID, entries [][]byte) (ReceiptChange, error)) (int, error)
 	// Receipt returns the entries of a move's receipt, in order; none is no error.
 	Receipt(ctx context.Context, move cells.MoveID) ([][]byte, error)
+}
+
+// ReceiptChange is what becomes of a receipt.
+type ReceiptChange struct {
+	// Entry is added behind the others; nil adds nothing.
+	Entry []byte
+	// EndAt is from when on EndReceipts finds the receipt, the zero time never; nil
+	// leaves what was set before.
+	EndAt *time.Time
 }

@@ -41,7 +41,7 @@ func (e *executor) sweep(ctx context.Context) {
 }
 
 func (e *executor) sweepOnce(ctx context.Context) error {
-	err := errors.Join(e.sweepMoves(ctx), e.sweepReserved(ctx))
+	err := errors.Join(e.sweepMoves(ctx), e.sweepReserved(ctx), e.endReceipts(ctx))
 	e.sweepRoutes(ctx)
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -129,8 +130,8 @@ func receiptsOnlyGrow(t TB, h Harness) {
 	const writers = 8
 	for i := range writers {
 		wg.Go(func() {
-			err := stores[i%2].AppendReceipt(e.ctx, "m1", func(old [][]byte) ([]byte, error) {
-				return []byte(fmt.Sprintf("%d after %d", len(old), len(bytes.Join(old, nil)))), nil
+			err := stores[i%2].AppendReceipt(e.ctx, "m1", func(old [][]byte) (directory.ReceiptChange, error) {
+				return directory.ReceiptChange{Entry: []byte(fmt.Sprintf("%d after %d", len(old), len(bytes.Join(old, nil))))}, nil
 			})
 			if err != nil {
 				e.Errorf("append: %v", err)
@@ -139,10 +140,10 @@ func receiptsOnlyGrow(t TB, h Harness) {
 	}
 	wg.Wait()
 	boom := errors.New("boom")
-	if err := e.s.AppendReceipt(e.ctx, "m1", func([][]byte) ([]byte, error) { return nil, boom }); !errors.Is(err, boom) {
+	if err := e.s.AppendReceipt(e.ctx, "m1", func([][]byte) (directory.ReceiptChange, error) { return directory.ReceiptChange{}, boom }); !errors.Is(err, boom) {
 		e.Errorf("the builder's error came back as %v", err)
 	}
-	e.must(e.s.AppendReceipt(e.ctx, "m1", func([][]byte) ([]byte, error) { return nil, nil }))
+	e.must(e.s.AppendReceipt(e.ctx, "m1", func([][]byte) (directory.ReceiptChange, error) { return directory.ReceiptChange{}, nil }))
 	list, err := stores[1].Receipt(e.ctx, "m1")
 	e.must(err)
 	if len(list) != writers {
@@ -157,5 +158,65 @@ func receiptsOnlyGrow(t TB, h Harness) {
 	}
 	if list, err := e.s.Receipt(e.ctx, "m2"); err != nil || len(list) != 0 {
 		e.Errorf("receipt of an unknown move: %q, %v", list, err)
+	}
+}
+
+// Receipts are found when their end is due, the oldest first, and not before; who ends
+// one ends it for all.
+func receiptsEnd(t TB, h Harness) {
+	e := start(t, h)
+	at := func(d time.Duration) *time.Time { x := epoch.Add(d); return &x }
+	add := func(m cells.MoveID, entry string, end *time.Time) {
+		e.Helper()
+		e.must(e.s.AppendReceipt(e.ctx, m, func([][]byte) (directory.ReceiptChange, error) {
+			return directory.ReceiptChange{Entry: []byte(entry), EndAt: end}, nil
+		}))
+	}
+	var never time.Time
+	add("late", "a", at(time.Hour))
+	add("second", "a", at(3*time.Second))
+	add("first", "a", at(5*time.Second))
+	add("first", "b", at(time.Second))
+	add("kept", "a", at(2*time.Second))
+	add("kept", "b", nil)
+	add("none", "a", at(time.Second))
+	add("none", "b", &never)
+	end := func(s directory.Store, limit int, change directory.ReceiptChange) (found []cells.MoveID) {
+		e.Helper()
+		n, err := s.EndReceipts(e.ctx, epoch.Add(time.Minute), limit, func(m cells.MoveID, old [][]byte) (directory.ReceiptChange, error) {
+			if len(old) == 0 || string(old[0]) != "a" {
+				e.Errorf("%s has entries %q", m, old)
+			}
+			found = append(found, m)
+			return change, nil
+		})
+		e.must(err)
+		if n != len(found) {
+			e.Errorf("%d receipts, and %v were asked about", n, found)
+		}
+		return found
+	}
+	boom := errors.New("boom")
+	if _, err := e.s.EndReceipts(e.ctx, epoch.Add(time.Minute), 9, func(cells.MoveID, [][]byte) (directory.ReceiptChange, error) {
+		return directory.ReceiptChange{Entry: []byte("lost"), EndAt: &never}, boom
+	}); !errors.Is(err, boom) {
+		e.Errorf("the builder's error came back as %v", err)
+	}
+	if got := end(e.s, 2, directory.ReceiptChange{}); !slices.Equal(got, []cells.MoveID{"first", "kept"}) {
+		e.Errorf("due are %v", got)
+	}
+	if got := end(e.open(), 2, directory.ReceiptChange{Entry: []byte("end"), EndAt: &never}); !slices.Equal(got, []cells.MoveID{"first", "kept"}) {
+		e.Errorf("due are %v", got)
+	}
+	if got := end(e.s, 9, directory.ReceiptChange{EndAt: at(time.Hour)}); !slices.Equal(got, []cells.MoveID{"second"}) {
+		e.Errorf("due are %v", got)
+	}
+	if got := end(e.s, 9, directory.ReceiptChange{}); len(got) != 0 {
+		e.Errorf("due are %v", got)
+	}
+	list, err := e.s.Receipt(e.ctx, "first")
+	e.must(err)
+	if len(list) != 3 || string(list[2]) != "end" {
+		e.Errorf("entries %q", list)
 	}
 }

@@ -74,6 +74,7 @@ func Cases() []Case {
 		{"BudgetIsNotSpentTwice", budgetIsNotSpentTwice},
 		{"SeenKeepsTheNewest", seenKeepsTheNewest},
 		{"ReceiptsOnlyGrow", receiptsOnlyGrow},
+		{"ReceiptsEnd", receiptsEnd},
 		{"AuditFollowsChanges", auditFollowsChanges},
 		{"CampaignLifecycle", campaignLifecycle},
 		{"CampaignItemsAreTakenOnce", campaignItemsAreTakenOnce},

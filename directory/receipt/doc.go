@@ -9,8 +9,12 @@
 // evidence: a list of statements, each signed when it was made, of which none is ever
 // changed. The first tells the outcome; later ones that rows were removed, and what
 // edges reported after the outcome was told. Each names the SHA-256 of the one before,
-// so that none can be taken out or put in between. What cannot be seen from a receipt
-// alone is that statements are missing at its end.
+// so that none can be taken out or put in between. The last one, of kind end, says that
+// nothing follows: a receipt without it is either not whole yet or was cut, and is never
+// taken for a whole one. Which of both it is tells the directory, whose copy goes on
+// where the cut one ends. The end is written some time after the last thing that has to be
+// told, so that edges which report late are heard; those that are later still are not in
+// the receipt, only in the budget.
 //
 // # What is signed
 //

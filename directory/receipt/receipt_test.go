@@ -5,6 +5,7 @@ package receipt
 import (
 	"bytes"
 	"crypto/ed25519"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ func example(t testing.TB, key ed25519.PrivateKey) []byte {
 	at := time.Date(2026, 5, 6, 7, 8, 9, 123456000, time.UTC)
 	head := Statement{At: at, By: "main/X", Move: "mv-1", Tenant: "acme"}
 	budget := &Budget{Limit: time.Minute, Window: time.Hour, Charged: time.Second, Before: 59 * time.Second, After: 58 * time.Second}
-	outcome, removal, clients := head, head, head
+	outcome, removal, clients, end := head, head, head, head
 	outcome.Kind, outcome.Outcome = KindOutcome, &Outcome{
 		Verdict: Committed, Reason: "none <&>", Source: "a", Target: "b", Base: 1, Closed: 2, Opened: 3, EventMark: 1<<63 + 5, DataMark: "0000000000000010",
 		Tables: []Table{{Table: "item", Position: "0000000000000009", Whole: true, Keys: 0, Source: Digest{10, "aa"}, Target: Digest{10, "aa"}},
@@ -42,8 +43,9 @@ func example(t testing.TB, key ed25519.PrivateKey) []byte {
 	}
 	clients.Kind, clients.Clients = KindClients, &Clients{Seen: Seen{Edges: 2, Refused: 3, Span: 2 * time.Second}, Budget: budget}
 	removal.Kind, removal.Removal = KindRemoval, &Removal{Cell: "a", Epoch: 2, Gone: true}
+	end.Kind, end.End = KindEnd, &End{Statements: 4}
 	var entries [][]byte
-	for _, s := range []Statement{outcome, clients, removal} {
+	for _, s := range []Statement{outcome, clients, removal, end} {
 		e, err := Append(key, entries, s)
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +75,7 @@ func TestVerify(t *testing.T) {
 	key := testKey(1)
 	doc := example(t, key)
 	list, err := Verify(doc, []ed25519.PublicKey{pub(testKey(2)), pub(key)})
-	if err != nil || len(list) != 3 || list[0].Outcome.EventMark != 1<<63+5 || list[0].Outcome.Reason != "none <&>" || !list[2].Removal.Gone {
+	if err != nil || len(list) != 4 || !Ended(list) || list[0].Outcome.EventMark != 1<<63+5 || list[0].Outcome.Reason != "none <&>" || !list[2].Removal.Gone {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	var indented bytes.Buffer
@@ -264,6 +266,7 @@ func TestEntriesCannotChangePlaces(t *testing.T) {
 	// A statement of another receipt, well signed.
 	try("another move's", func(r *Receipt) {
 		s := Statement{Kind: KindRemoval, Move: "mv-2", Tenant: "acme", Removal: &Removal{Cell: "a"}}
+		r.Entries = r.Entries[:3]
 		var entries [][]byte
 		for _, e := range r.Entries {
 			b, err := json.Marshal(e)
@@ -282,6 +285,88 @@ func TestEntriesCannotChangePlaces(t *testing.T) {
 		}
 		r.Entries = append(r.Entries, e)
 	})
+}
+
+// A receipt that was cut behind any statement is told from a whole one; nothing can be put
+// behind its end, and an end cannot be put where it does not belong.
+func TestCutIsSeen(t *testing.T) {
+	key := testKey(1)
+	var whole Receipt
+	if err := json.Unmarshal(example(t, key), &whole); err != nil {
+		t.Fatal(err)
+	}
+	read := func(r Receipt) []Statement {
+		t.Helper()
+		doc, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := Verify(doc, []ed25519.PublicKey{pub(key)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	all := read(whole)
+	var entries [][]byte
+	for n := 1; n <= len(whole.Entries); n++ {
+		r := whole
+		r.Entries = whole.Entries[:n]
+		list := read(r)
+		if Ended(list) != (n == len(whole.Entries)) {
+			t.Errorf("%d of %d statements: ended %v", n, len(whole.Entries), Ended(list))
+		}
+		if !Begins(list, all) || n < len(all) && Begins(all, list) {
+			t.Errorf("the first %d are not the beginning", n)
+		}
+		changed := slices.Clone(list)
+		if changed[n-1].By = "other"; Begins(changed, all) {
+			t.Errorf("another statement %d is the beginning, too", n-1)
+		}
+		b, err := json.Marshal(whole.Entries[n-1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries = append(entries, b)
+	}
+	more := Statement{Kind: KindRemoval, Move: "mv-1", Tenant: "acme", Removal: &Removal{Cell: "a"}}
+	if _, err := Append(key, entries, more); !errors.Is(err, cells.ErrInvalid) {
+		t.Errorf("behind the end: %v", err)
+	}
+	if _, err := Append(key, entries[:2], Statement{Kind: KindEnd, Move: "mv-1", Tenant: "acme", End: &End{Statements: 4}}); !errors.Is(err, cells.ErrInvalid) {
+		t.Errorf("an end that counts others: %v", err)
+	}
+	// Signed behind the end all the same, by who has the key.
+	behind := all[3]
+	behind.Kind, behind.End, behind.Removal, behind.N = KindRemoval, nil, more.Removal, 4
+	forged := whole
+	forged.Entries = append(slices.Clone(whole.Entries), sealed(t, key, whole.Entries[3], behind))
+	doc, err := json.Marshal(forged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := verifies(doc, pub(key)); err == nil || !strings.Contains(err.Error(), "follows the end") {
+		t.Errorf("a statement behind the end: %v", err)
+	}
+}
+
+// sealed signs a statement behind an entry, without asking whether it may follow it.
+func sealed(t *testing.T, key ed25519.PrivateKey, last Entry, s Statement) Entry {
+	t.Helper()
+	message, err := signed(last.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Prev = hash(message)
+	raw, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := Canonical(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Entry{Body: body, Key: KeyID(pub(key)), Signature: base64.StdEncoding.EncodeToString(ed25519.Sign(key, append([]byte(context), body...)))}
 }
 
 func TestCanonical(t *testing.T) {

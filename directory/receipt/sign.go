@@ -70,6 +70,13 @@ func Append(key ed25519.PrivateKey, entries [][]byte, s Statement) ([]byte, erro
 		if err := strict(entries[s.N-1], &last); err != nil {
 			return nil, err
 		}
+		var before Statement
+		if err := strict(last.Body, &before); err != nil {
+			return nil, err
+		}
+		if before.End != nil {
+			return nil, fmt.Errorf("%w: receipt: it has ended", cells.ErrInvalid)
+		}
 		message, err := signed(last.Body)
 		if err != nil {
 			return nil, err
@@ -139,8 +146,23 @@ func (r *Receipt) canonical() ([]byte, error) {
 	return Canonical(b)
 }
 
+// Begins reports whether the statements of list are the first ones of whole, or all of
+// them: whether what was verified as list may have been cut from whole, or be older.
+func Begins(list, whole []Statement) bool {
+	if len(list) > len(whole) {
+		return false
+	}
+	a, err := json.Marshal(list)
+	if err != nil {
+		return false
+	}
+	b, err := json.Marshal(whole[:len(list)])
+	return err == nil && bytes.Equal(a, b)
+}
+
 // Verify reads a receipt and returns its statements if all of them were signed by one
-// of keys, in this order, about this move, and are well formed. The error wraps
+// of keys, in this order, about this move, and are well formed. Whether they are all that
+// there are is for [Ended] to say. The error wraps
 // [ErrUnverified], or [cells.ErrInvalid] when doc is no receipt.
 func Verify(doc []byte, keys []ed25519.PublicKey) ([]Statement, error) {
 	if len(doc) > MaxSize {
@@ -199,6 +221,8 @@ func Verify(doc []byte, keys []ed25519.PublicKey) ([]Statement, error) {
 		switch {
 		case s.N != i || s.Prev != prev:
 			return fail("it does not follow the one before: statements were removed, or changed places")
+		case i > 0 && out[i-1].End != nil:
+			return fail("it follows the end of the receipt")
 		case s.Move != r.Move || s.Tenant != out[0].Tenant:
 			return fail("it is about move %s of tenant %s", s.Move, s.Tenant)
 		}

@@ -13,11 +13,13 @@ import (
 // Kind says what a statement is about.
 type Kind string
 
-// The first statement of a receipt is of kind outcome, and no other.
+// The first statement of a receipt is of kind outcome, and no other; nothing follows one
+// of kind end.
 const (
 	KindOutcome Kind = "outcome"
 	KindRemoval Kind = "removal"
 	KindClients Kind = "clients"
+	KindEnd     Kind = "end"
 )
 
 // Statement is one signed statement about a move. Durations are in nanoseconds.
@@ -37,6 +39,7 @@ type Statement struct {
 	Outcome *Outcome `json:"outcome,omitempty"`
 	Removal *Removal `json:"removal,omitempty"`
 	Clients *Clients `json:"clients,omitempty"`
+	End     *End     `json:"end,omitempty"`
 }
 
 // Verdicts.
@@ -148,9 +151,20 @@ type Removal struct {
 	Gone bool `json:"gone"`
 }
 
+// End closes a receipt: nothing that the outcome said remained is left to tell about, and
+// what edges report later changes the budget and the move's record only.
+type End struct {
+	// Statements is how many the receipt has, this one included.
+	Statements int `json:"statements"`
+}
+
+// Ended reports whether the statements of a verified receipt are all that there are. If
+// not, more may follow, or some were cut off: the directory knows.
+func Ended(list []Statement) bool { return len(list) > 0 && list[len(list)-1].End != nil }
+
 // check reports what is missing or out of place.
 func (s *Statement) check() error {
-	set := map[Kind]bool{KindOutcome: s.Outcome != nil, KindRemoval: s.Removal != nil, KindClients: s.Clients != nil}
+	set := map[Kind]bool{KindOutcome: s.Outcome != nil, KindRemoval: s.Removal != nil, KindClients: s.Clients != nil, KindEnd: s.End != nil}
 	n := 0
 	for _, is := range set {
 		if is {
@@ -164,6 +178,9 @@ func (s *Statement) check() error {
 		return fmt.Errorf("%w: receipt: statement %d is of kind %q", cells.ErrInvalid, s.N, s.Kind)
 	case s.Outcome != nil && s.Outcome.Verdict != Committed && s.Outcome.Verdict != RolledBack:
 		return fmt.Errorf("%w: receipt: verdict %q", cells.ErrInvalid, s.Outcome.Verdict)
+	}
+	if s.End != nil && s.End.Statements != s.N+1 {
+		return fmt.Errorf("%w: receipt: statement %d ends a receipt of %d", cells.ErrInvalid, s.N, s.End.Statements)
 	}
 	return errors.Join(s.Move.Validate(), s.Tenant.Validate())
 }

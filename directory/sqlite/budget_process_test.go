@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory"
 	"github.com/cloister-dev/cloister/directory/sqlite"
 )
 
@@ -112,7 +113,9 @@ func TestReceiptsCannotBeRewritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := s.AppendReceipt(t.Context(), "m", func([][]byte) ([]byte, error) { return []byte("entry"), nil }); err != nil {
+	if err := s.AppendReceipt(t.Context(), "m", func([][]byte) (directory.ReceiptChange, error) {
+		return directory.ReceiptChange{Entry: []byte("entry")}, nil
+	}); err != nil {
 		t.Fatal(err)
 	}
 	db, err := sql.Open("sqlite", path)

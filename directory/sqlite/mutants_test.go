@@ -326,7 +326,20 @@ func (m *mutant) SaveSeen(ctx context.Context, r directory.SeenRow) (bool, error
 	return m.Store.SaveSeen(ctx, r)
 }
 
-func (m *mutant) AppendReceipt(ctx context.Context, id cells.MoveID, build func([][]byte) ([]byte, error)) error {
+func (m *mutant) AppendReceipt(ctx context.Context, id cells.MoveID, build func([][]byte) (directory.ReceiptChange, error)) error {
+	if m.is("receipts keep their first end") {
+		old, err := m.Receipt(ctx, id)
+		if err != nil {
+			return err
+		}
+		if first := build; len(old) > 0 {
+			build = func(b [][]byte) (directory.ReceiptChange, error) {
+				c, err := first(b)
+				c.EndAt = nil
+				return c, err
+			}
+		}
+	}
 	if m.is("receipts are built outside") {
 		old, err := m.Receipt(ctx, id)
 		if err != nil {
@@ -336,7 +349,7 @@ func (m *mutant) AppendReceipt(ctx context.Context, id cells.MoveID, build func(
 		if err != nil {
 			return err
 		}
-		build = func([][]byte) ([]byte, error) { return next, nil }
+		build = func([][]byte) (directory.ReceiptChange, error) { return next, nil }
 	}
 	return m.Store.AppendReceipt(ctx, id, build)
 }
@@ -392,6 +405,7 @@ func TestSuiteKillsMutants(t *testing.T) {
 		"limits are everybody's":               "BudgetLimits",
 		"reports are taken as they come":       "SeenKeepsTheNewest",
 		"receipts are built outside":           "ReceiptsOnlyGrow",
+		"receipts keep their first end":        "ReceiptsEnd",
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, ok := byName[killer]

@@ -75,19 +75,71 @@ func receiptEntries(ctx context.Context, q queryer, move cells.MoveID) ([][]byte
 }
 
 // AppendReceipt implements [directory.Store].
-func (s *Store) AppendReceipt(ctx context.Context, move cells.MoveID, build func([][]byte) ([]byte, error)) error {
-	return s.tx(ctx, "receipt", func(tx *Tx) error {
-		entries, err := receiptEntries(ctx, tx, move)
+func (s *Store) AppendReceipt(ctx context.Context, move cells.MoveID, build func([][]byte) (directory.ReceiptChange, error)) error {
+	return s.tx(ctx, "receipt", func(tx *Tx) error { return changeReceipt(ctx, tx, move, build) })
+}
+
+func changeReceipt(ctx context.Context, tx *Tx, move cells.MoveID, build func([][]byte) (directory.ReceiptChange, error)) error {
+	entries, err := receiptEntries(ctx, tx, move)
+	if err != nil {
+		return err
+	}
+	c, err := build(entries)
+	if err != nil {
+		return err
+	}
+	if c.Entry != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO receipts (move, n, entry) VALUES (?, ?, ?)`, move, len(entries), string(c.Entry)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.EndAt == nil:
+	case c.EndAt.IsZero():
+		_, err = tx.ExecContext(ctx, `DELETE FROM receipt_ends WHERE move = ?`, move)
+	default:
+		_, err = tx.ExecContext(ctx, `INSERT INTO receipt_ends (move, at) VALUES (?, ?) ON CONFLICT (move) DO UPDATE SET at = excluded.at`, move, micros(*c.EndAt))
+	}
+	return err
+}
+
+// EndReceipts implements [directory.Store].
+func (s *Store) EndReceipts(ctx context.Context, due time.Time, limit int, build func(cells.MoveID, [][]byte) (directory.ReceiptChange, error)) (n int, err error) {
+	moves, err := dueReceipts(ctx, s.read, due, 1)
+	if err != nil || len(moves) == 0 { // the usual case writes nothing
+		return 0, s.translate("receipts", err)
+	}
+	err = s.tx(ctx, "receipts", func(tx *Tx) error {
+		moves, err := dueReceipts(ctx, tx, due, limit)
 		if err != nil {
 			return err
 		}
-		next, err := build(entries)
-		if err != nil || next == nil {
-			return err
+		n = len(moves)
+		for _, m := range moves {
+			if err := changeReceipt(ctx, tx, m, func(entries [][]byte) (directory.ReceiptChange, error) { return build(m, entries) }); err != nil {
+				return err
+			}
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO receipts (move, n, entry) VALUES (?, ?, ?)`, move, len(entries), string(next))
-		return err
+		return nil
 	})
+	return n, err
+}
+
+func dueReceipts(ctx context.Context, q queryer, due time.Time, limit int) ([]cells.MoveID, error) {
+	rows, err := q.QueryContext(ctx, `SELECT move FROM receipt_ends WHERE at <= ? ORDER BY at, move LIMIT ?`, micros(due), limit)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	var out []cells.MoveID
+	for rows.Next() {
+		var m cells.MoveID
+		if err := rows.Scan(&m); err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, rows.Err()
 }
 
 // Receipt implements [directory.Store].

@@ -118,15 +118,21 @@ func (a *app) movesVerifyCmd() *cobra.Command {
 		Use:   "verify [MOVE]",
 		Short: "Verify the receipt of a move, from the directory or from a file",
 		Long: fmt.Sprintf(`Verify that every statement of a receipt was signed by a key that you trust, about
-this move and in this order, and show what it says. With --file nothing is asked of
-the directory. The exit code is 0 when it verifies and %d when it does not.
+this move and in this order, and show what it says. A receipt ends with a statement
+that says so; the directory writes it once nothing is left to be told (the removal of
+rows, reports of edges). The exit code is 0 when the receipt verifies and ends, %d when
+it verifies and does not end there, and %d when it does not verify.
 
-The default key is that of the fleet's pki folder (cell pki receipt-key).`, ExitForged),
-		Example: "  cell moves verify mv-ABC\n  cell moves verify --file receipt.json --key receipt.pub",
+With --file alone nothing is asked of the directory: a receipt that does not end was
+cut, or taken too early. With --file and a move the directory's own copy says which:
+"running" is all that there is, so far; "cut" lacks statements that the directory has.
+
+The default key is that of the fleet's pki folder (cell pki receipt-key).`, ExitOpen, ExitForged),
+		Example: "  cell moves verify mv-ABC\n  cell moves verify --file receipt.json --key receipt.pub\n  cell moves verify mv-ABC --file receipt.json",
 		Args:    cobra.MaximumNArgs(1),
 	}
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		if (file == "") == (len(args) == 0) {
+		if file == "" && len(args) == 0 {
 			return usagef("name a move, or a receipt with --file")
 		}
 		if keyFile == "" {
@@ -136,15 +142,25 @@ The default key is that of the fleet's pki folder (cell pki receipt-key).`, Exit
 		if err != nil {
 			return fmt.Errorf("%w; name the public key with --key", err)
 		}
+		var id cells.MoveID
+		if len(args) > 0 {
+			id = cells.MoveID(args[0])
+		}
+		var mine []receipt.Statement
 		if file != "" {
 			doc, err := readReceipt(a.in, file)
 			if err != nil {
 				return err
 			}
-			return a.verify(doc, "", keys)
+			if mine, err = verified(doc, id, keys); err != nil {
+				return err
+			}
+			if id == "" {
+				return a.verdict(mine, verdictOf(mine, "open"))
+			}
 		}
-		return a.with(func(ctx context.Context, cl *client.Client, args []string) error {
-			r, err := cl.Receipt(ctx, cells.MoveID(args[0]))
+		return a.with(func(ctx context.Context, cl *client.Client, _ []string) error {
+			r, err := cl.Receipt(ctx, id)
 			if err != nil {
 				return err
 			}
@@ -152,7 +168,18 @@ The default key is that of the fleet's pki folder (cell pki receipt-key).`, Exit
 			if err != nil {
 				return err
 			}
-			return a.verify(doc, cells.MoveID(args[0]), keys)
+			whole, err := verified(doc, id, keys)
+			switch {
+			case err != nil:
+				return err
+			case mine == nil:
+				return a.verdict(whole, verdictOf(whole, "running"))
+			case !receipt.Begins(mine, whole):
+				return fmt.Errorf("%w: the directory has another receipt of move %s", receipt.ErrUnverified, id)
+			case len(mine) < len(whole):
+				return a.verdict(mine, verdict{State: "cut", Missing: len(whole) - len(mine)})
+			}
+			return a.verdict(mine, verdictOf(mine, "running"))
 		})(cmd, args)
 	}
 	c.Flags().StringVar(&file, "file", "", "a receipt in JSON; - reads standard input")
@@ -184,8 +211,40 @@ func readReceipt(in io.Reader, file string) ([]byte, error) {
 	return doc, nil
 }
 
-// verify checks a receipt, of the move id if that is known, and prints what it says.
-func (a *app) verify(doc []byte, id cells.MoveID, keys []ed25519.PublicKey) error {
+// errOpen: a receipt does not end where it stops.
+var errOpen = errors.New("the receipt does not end here")
+
+// verdict is how a receipt that verifies stops: "ended" is whole, "open" was cut or taken
+// before its end, "running" is all that the directory has so far, "cut" lacks statements
+// that it has.
+type verdict struct {
+	State string `json:"state"`
+	// Missing is how many statements a cut receipt lacks.
+	Missing int `json:"missing,omitempty"`
+}
+
+// verdictOf is "ended", or what a receipt without an end is.
+func verdictOf(list []receipt.Statement, otherwise string) verdict {
+	if receipt.Ended(list) {
+		otherwise = "ended"
+	}
+	return verdict{State: otherwise}
+}
+
+func (v verdict) err() error {
+	switch v.State {
+	case "open":
+		return fmt.Errorf("%w: it was cut, or taken before its end; name the move as well to ask the directory which", errOpen)
+	case "running":
+		return fmt.Errorf("%w: the directory has no more of it yet", errOpen)
+	case "cut":
+		return fmt.Errorf("%w: it was cut, or taken earlier; the directory goes on: it has %d more", errOpen, v.Missing)
+	}
+	return nil
+}
+
+// verified checks a receipt, of the move id if that is known.
+func verified(doc []byte, id cells.MoveID, keys []ed25519.PublicKey) ([]receipt.Statement, error) {
 	list, err := receipt.Verify(doc, keys)
 	if err == nil && id != "" && list[0].Move != id {
 		err = fmt.Errorf("%w: it is about move %s", receipt.ErrUnverified, list[0].Move)
@@ -193,13 +252,27 @@ func (a *app) verify(doc []byte, id cells.MoveID, keys []ed25519.PublicKey) erro
 	if err != nil && !errors.Is(err, receipt.ErrUnverified) {
 		err = fmt.Errorf("%w: %w", receipt.ErrUnverified, err)
 	}
+	return list, err
+}
+
+// verdict prints what a receipt that verifies says; it fails if the receipt is not whole.
+func (a *app) verdict(list []receipt.Statement, v verdict) error {
+	doc := struct {
+		Verified bool           `json:"verified"`
+		Ended    bool           `json:"ended"`
+		Move     cells.MoveID   `json:"move"`
+		Tenant   cells.TenantID `json:"tenant"`
+		verdict
+		Statements []receipt.Statement `json:"statements"`
+	}{true, receipt.Ended(list), list[0].Move, list[0].Tenant, v, list}
+	err := a.print(doc, func(w io.Writer) error {
+		fmt.Fprintf(w, "%s: verified, %s, %d statements about tenant %s\n", list[0].Move, v.State, len(list), list[0].Tenant)
+		return printStatements(w, list)
+	})
 	if err != nil {
 		return err
 	}
-	return a.print(map[string]any{"verified": true, "move": list[0].Move, "tenant": list[0].Tenant, "statements": list}, func(w io.Writer) error {
-		fmt.Fprintf(w, "%s: verified, %d statements about tenant %s\n", list[0].Move, len(list), list[0].Tenant)
-		return printStatements(w, list)
-	})
+	return v.err()
 }
 
 func printStatements(w io.Writer, list []receipt.Statement) error {
@@ -214,6 +287,8 @@ func printStatements(w io.Writer, list []receipt.Statement) error {
 			fmt.Fprintf(w, "  %s  clients: %s%s\n", at(s.At), seenText(&s.Clients.Seen), budgetText(s.Clients.Budget))
 		case s.Removal != nil && s.Removal.Gone:
 			fmt.Fprintf(w, "  %s  rows removed from %s (fence closed at %d), verified\n", at(s.At), s.Removal.Cell, s.Removal.Epoch)
+		case s.End != nil:
+			fmt.Fprintf(w, "  %s  end, after %d statements\n", at(s.At), s.N)
 		case s.Removal != nil:
 			fmt.Fprintf(w, "  %s  nothing is removed from %s any more: it holds the tenant again\n", at(s.At), s.Removal.Cell)
 		}

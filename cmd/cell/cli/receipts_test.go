@@ -5,6 +5,8 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cloister-dev/cloister/channel/pki"
+	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/receipt"
 )
 
@@ -41,15 +44,24 @@ func TestVerifyOffline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := receipt.New("mv-1", [][]byte{entry})
+	end, err := receipt.Append(key, [][]byte{entry}, receipt.Statement{Kind: receipt.KindEnd, At: time.Now().UTC(), By: "d", Move: "mv-1", Tenant: "acme",
+		End: &receipt.End{Statements: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		t.Fatal(err)
+	text := func(entries ...[]byte) []byte {
+		r, err := receipt.New("mv-1", entries)
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return doc
 	}
-	file := filepath.Join(dir, "receipt.json")
+	doc, cut := text(entry, end), text(entry)
+	file, credential := filepath.Join(dir, "receipt.json"), filepath.Join(dir, "credential")
 	write := func(path, content string) {
 		t.Helper()
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -57,6 +69,7 @@ func TestVerifyOffline(t *testing.T) {
 		}
 	}
 	write(file, string(doc))
+	write(credential, "lco_"+strings.Repeat("a", 128)+"\n")
 	code, out := run("", "moves", "verify", "--file", file)
 	for _, want := range []string{"verified", "acme", "COMMITTED", "FORCED", "alice", "item"} {
 		if code != ExitOK || !strings.Contains(out, want) {
@@ -70,15 +83,48 @@ func TestVerifyOffline(t *testing.T) {
 	if code, out := run(`{"id":"mv-1","receipt":`+string(doc)+`}`, "moves", "verify", "--file", "-"); code != ExitOK {
 		t.Errorf("%d %s", code, out)
 	}
+	// Without its end it may be one that was cut, and is no whole one.
+	if code, out := run(string(cut), "moves", "verify", "--file", "-"); code != ExitOpen || !strings.Contains(out, "verified, open") || !strings.Contains(out, "it was cut, or taken before its end") {
+		t.Errorf("cut: %d %s", code, out)
+	}
+	if code, out := run(string(cut), "--json", "moves", "verify", "--file", "-"); code != ExitOpen || !strings.Contains(out, `"ended": false`) || !strings.Contains(out, `"exit": 7`) {
+		t.Errorf("cut: %d %s", code, out)
+	}
 	if code, out := run(strings.Replace(string(doc), `"alice"`, `"mallory"`, 1), "moves", "verify", "--file", "-"); code != ExitForged {
 		t.Errorf("tampered: %d %s", code, out)
 	}
 	if code, out := run("{}", "moves", "verify", "--file", "-"); code != ExitForged {
 		t.Errorf("no receipt: %d %s", code, out)
 	}
-	for _, args := range [][]string{{"moves", "verify"}, {"moves", "verify", "mv-1", "--file", file}} {
-		if code, out := run("", args...); code != ExitUsage {
-			t.Errorf("%v: %d %s", args, code, out)
+	if code, out := run("", "moves", "verify"); code != ExitUsage {
+		t.Errorf("%d %s", code, out)
+	}
+	if code, out := run("", "moves", "verify", "mv-2", "--file", file); code != ExitForged || !strings.Contains(out, "about move mv-1") {
+		t.Errorf("of another move: %d %s", code, out)
+	}
+	// With the directory's own copy beside it, which of both is known.
+	for _, c := range []struct {
+		file, has []byte
+		code      int
+		want      string
+	}{
+		{cut, cut, ExitOpen, "verified, running"}, {cut, doc, ExitOpen, "it has 1 more"}, {doc, doc, ExitOK, "verified, ended"},
+		{doc, cut, ExitForged, "another receipt"}, {nil, cut, ExitOpen, "verified, running"}, {nil, doc, ExitOK, "verified, ended"},
+	} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", api.ContentJSON)
+			w.Header().Set(api.HeaderRequestID, "r")
+			_, _ = w.Write(c.has)
+		}))
+		args := []string{"--operator-url", srv.URL, "--credential-file", credential, "moves", "verify", "mv-1"}
+		if c.file != nil {
+			write(filepath.Join(dir, "copy"), string(c.file))
+			args = append(args, "--file", filepath.Join(dir, "copy"))
+		}
+		code, out := run("", args...)
+		srv.Close()
+		if code != c.code || !strings.Contains(out, c.want) {
+			t.Errorf("%d, want %d with %q: %s", code, c.code, c.want, out)
 		}
 	}
 	write(filepath.Join(dir, "empty"), "")

@@ -31,6 +31,7 @@ const (
 	ExitUnknown = 4 // the connection broke: the change may have been made; look before repeating
 	ExitRolled  = 5 // the move ended with the source serving again; nothing was lost
 	ExitForged  = 6 // a receipt does not verify
+	ExitOpen    = 7 // a receipt verifies and does not end where it stops
 )
 
 // app carries what every command shares.
@@ -84,6 +85,8 @@ func (a *app) report(err error) int {
 		code = ExitUnknown
 	case errors.Is(err, receipt.ErrUnverified):
 		code = ExitForged
+	case errors.Is(err, errOpen):
+		code = ExitOpen
 	case errors.Is(err, cells.ErrRolledBack):
 		code = ExitRolled
 	case cells.AnswerOf(err) != nil:

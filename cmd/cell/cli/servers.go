@@ -201,6 +201,7 @@ binds to the loopback unless you say otherwise.`,
 	f.StringSliceVar(&sums, "operator-sha256", nil, "SHA-256 of an operator credential (cell directory new-credential); two while it is rotated")
 	f.StringVar(&credentialFile, "operator-credential-file", "", "file with the credential itself, hashed at start; for one machine only")
 	f.StringVar(&receiptKey, "receipt-key", "", "key that signs the receipts of moves (cell pki receipt-key); default: no receipts")
+	f.DurationVar(&cfg.ReceiptGrace, "receipt-grace", 30*time.Second, "for how long a receipt that lacks nothing else waits for edges that report late, before it is ended")
 	f.StringSliceVar(&cellsAllowed, "cell", nil, "accept only these cells' certificates; default: every cell of the fleet's CA")
 	f.DurationVar(&cfg.DrainDeadline, "drain-deadline", cells.DefaultDrainDeadline, "longest cut of a move; past it the move rolls back")
 	f.DurationVar(&undoWindow, "undo-window", directory.DefaultUndoWindow, "for how long a move can be undone unless it says otherwise; 0 is not at all")
