@@ -74,6 +74,9 @@ bench-plan: ## what a plan for a million tenants costs, by policy
 claimers: postgres ## 64 claimers at 3 router replicas on one Postgres, 10,000 new tenants, quotas in force (CLAIMERS=64 TENANTS=10000)
 	CELL_CLAIMERS=$(or $(CLAIMERS),64) CELL_CLAIM_TENANTS=$(or $(TENANTS),10000) $(GO) test ./directory/deploy/httpapi -run 'TestClaimers$$' -count=1 -v -timeout 1h
 
+adoption: postgres ## docs/adoption.md, every command of it, with clients throughout (RUNS=10)
+	CELL_ADOPTION_RUNS=$(or $(RUNS),10) $(GO) test ./cmd/cell/e2e -run 'TestAdoption$$' -count=1 -v -timeout 2h
+
 faults: postgres ## every fault at every step of moves, undos, campaigns, rollouts on both stores (more than an hour; OPS=undo,campaign); writes docs/faults.md
 	CELL_FAULTS=all CELL_FAULTS_OPS=$(OPS) CELL_FAULTS_OUT=$(CURDIR)/docs/faults.md $(GO) test ./cmd/cell/e2e -run 'TestFaultMatrix$$' -count=1 -timeout 4h
 
@@ -86,4 +89,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean
+.PHONY: adoption claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean

@@ -58,23 +58,35 @@ func startDeployments(t *testing.T) *deployments {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.pg.Stop(); _ = os.RemoveAll(dir) })
+	d.sign = issuer(t, filepath.Join(dir, "keys.json"))
+	return d
+}
+
+// issuer writes an issuer's public key as a key set, and returns what signs tokens.
+func issuer(t *testing.T, path string) func(issuer, tenant string) string {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.json("keys.json", jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k", Algorithm: "ES256"}}})
+	b, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: key.Public(), KeyID: "k", Algorithm: "ES256"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: "k"}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.sign = func(issuer, tenant string) string {
+	return func(issuer, tenant string) string {
 		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "sub": "someone", "tenant": tenant, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s
 	}
-	return d
 }
 
 func (d *deployments) json(name string, v any) string {

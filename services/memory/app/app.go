@@ -41,6 +41,7 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 	fs.BoolVar(&o.publish.publicOnly, "publish-public-only", false, "refuse webhooks to addresses that are not public")
 	fs.Float64Var(&o.fault.percent, "fault-percent", 0, "for rehearsals of rollouts: fail so many percent of requests with 500, before anything of them has run")
 	fs.DurationVar(&o.fault.delay, "fault-delay", 0, "for rehearsals of rollouts: answer each request so much later")
+	fs.DurationVar(&o.drain, "drain", 0, "outside of a fleet: how long a process that was told to end is not ready and still takes requests, for a load balancer that looks at /readyz")
 	fs.StringVar(&o.issuers, "issuers", "", "file with the issuers whose bearer tokens are accepted, for a process with CELL set: a JSON list of {issuer, jwks, audience, kind, tenants, tenant_claim, algorithms}; without jwks an issuer's keys are found by its discovery document")
 	fs.BoolVar(&o.verbose, "v", false, "log more")
 	fs.Usage = func() {
@@ -57,8 +58,8 @@ func Main(ctx context.Context, args []string, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "memory: --store is sqlite or postgres, and there are no arguments; see --help")
 		return 2
 	}
-	if !(o.fault.percent >= 0 && o.fault.percent <= 100) || o.fault.delay < 0 {
-		fmt.Fprintln(stderr, "memory: --fault-percent is 0 to 100, and --fault-delay is not negative")
+	if !(o.fault.percent >= 0 && o.fault.percent <= 100) || o.fault.delay < 0 || o.drain < 0 {
+		fmt.Fprintln(stderr, "memory: --fault-percent is 0 to 100, and --fault-delay and --drain are not negative")
 		return 2
 	}
 	level := slog.LevelInfo
@@ -79,6 +80,7 @@ type options struct {
 	command                   bool // it is a command, no process that serves
 	publish                   publishing
 	fault                     faults
+	drain                     time.Duration
 	verbose                   bool
 }
 
@@ -147,7 +149,8 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 			health = check.HealthHandler()
 		}
 		api := memory.New(store, memory.Options{Log: log, Tenant: tenant}).Handler()
-		return o.serve(ctx, ln, dep.handler(d.guard(check, api)), health, metrics, func(context.Context) error { return nil })
+		var leaving drain
+		return o.serve(ctx, ln, leaving.api(dep.handler(d.guard(check, api))), leaving.health(health), metrics, func(ctx context.Context) error { return leaving.run(ctx, o.drain) })
 	}
 	agent, closeAgent, err := store.Agent(ctx, log)
 	if err != nil {
@@ -205,7 +208,7 @@ func (o *options) serve(ctx context.Context, ln net.Listener, api, health http.H
 	case <-ctx.Done():
 	case err = <-failed:
 	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 4*time.Second)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.drain+4*time.Second)
 	defer cancel()
 	err = errors.Join(err, retire(end))
 	if serr := srv.Shutdown(end); serr != nil {
