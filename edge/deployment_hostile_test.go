@@ -106,6 +106,65 @@ func TestDroppedHeaders(t *testing.T) {
 	}
 }
 
+// A client cannot get a connection to a cell on which it says what it likes: by h2c it
+// would send requests with whatever host, path and headers.
+func TestUpgradesToHTTP(t *testing.T) {
+	f := newFront(t, frontOptions{table: serving, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") == "" && r.Header.Get("Connection") == "" && r.Header.Get("Http2-Settings") == "" {
+			echo(w, r)
+			return
+		}
+		c, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + r.Header.Get("Upgrade") + "\r\n\r\n")
+		_ = rw.Flush()
+	})})
+	for name, head := range map[string]string{
+		"h2c":                 "GET / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade, HTTP2-Settings\nUpgrade: h2c\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\n",
+		"h2c, capitals":       "GET / HTTP/1.1\nHost: b.example.com\nCONNECTION: uPGRADE\nUPGRADE: H2C\n",
+		"h2c, not named":      "GET / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade\nUpgrade: h2c\nHTTP2-Settings: AAMAAABk\n",
+		"settings alone":      "GET / HTTP/1.1\nHost: b.example.com\nHTTP2-Settings: AAMAAABk\n",
+		"a list":              "GET / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade\nUpgrade: websocket, h2c\n",
+		"two lines":           "GET / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade\nUpgrade: websocket\nUpgrade: h2c\n",
+		"TLS":                 "GET / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade\nUpgrade: TLS/1.2\n",
+		"HTTP":                "GET / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade\nUpgrade: HTTP/1.1\n",
+		"another one":         "GET / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade\nUpgrade: raw\n",
+		"a WebSocket by POST": "POST / HTTP/1.1\nHost: b.example.com\nConnection: Upgrade\nUpgrade: websocket\nContent-Length: 0\n",
+	} {
+		r := f.raw(head + "X-Forwarded-Host: app.example.com\n\n")
+		if got := where(r); got != "b" || r.StatusCode != 200 {
+			t.Errorf("%s: %s, status %d", name, got, r.StatusCode)
+			continue
+		}
+		if e := decode(t, r); e.Header.Get("X-Forwarded-Host") != bHost {
+			t.Errorf("%s: the cell got %v", name, e.Header)
+		}
+	}
+}
+
+// A client cannot have one cell chosen by a header that the cell then does not get,
+// and another be asked: what decides is what is decided by, dropped or not.
+func TestDroppedCredential(t *testing.T) {
+	f := newFront(t, frontOptions{table: serving})
+	e := decode(t, f.raw("GET /v1/x HTTP/1.1\nHost: app.example.com\nConnection: Authorization, close\nAuthorization: Bearer "+issued("iss-b")+"\n\n"))
+	if len(e.Header["Authorization"]) != 0 || e.Host != sharedHost || f.ran("a") != 0 || f.ran("b") != 1 {
+		t.Errorf("%s %v; a was asked %d times", e.Host, e.Header, f.ran("a"))
+	}
+	for _, h := range []string{"AUTHORIZATION", "authorization", "aUtHorization"} {
+		if got := where(f.raw("GET /v1/x HTTP/1.1\nHost: app.example.com\n" + h + ": Bearer " + issued("iss-b") + "\n\n")); got != "b" {
+			t.Errorf("%s: %s", h, got)
+		}
+	}
+	for _, h := range []string{"Authorization ", "Authorization\t"} {
+		if got := where(f.raw("GET /v1/x HTTP/1.1\nHost: app.example.com\n" + h + ": Bearer " + issued("iss-b") + "\n\n")); got != "400" {
+			t.Errorf("%q: %s", h, got)
+		}
+	}
+}
+
 // Over HTTP/2 the authority decides, whatever else is said.
 func TestForgedAuthority(t *testing.T) {
 	f := newFront(t, frontOptions{table: serving})
@@ -120,6 +179,14 @@ func TestForgedAuthority(t *testing.T) {
 		"a user":              {[][2]string{{":authority", "x@" + bHost}}, ""},
 		"a full-width letter": {[][2]string{{":authority", "\uff42.example.com"}}, ""},
 		"a zone":              {[][2]string{{":authority", "[2001:db8::7%25eth0]"}}, ""},
+		"two authorities":     {[][2]string{{":authority", sharedHost}, {":authority", bHost}}, ""},
+		"two paths":           {[][2]string{{":authority", sharedHost}, {":path", "/cells/v1/x"}}, ""},
+		"two hosts":           {[][2]string{{"host", sharedHost}, {"host", bHost}}, "a"},
+		"a late authority":    {[][2]string{{"x", "y"}, {":authority", bHost}}, ""},
+		"a protocol":          {[][2]string{{":authority", bHost}, {":protocol", "websocket"}}, ""},
+		"capitals":            {[][2]string{{":authority", sharedHost}, {"Host", bHost}}, ""},
+		"an upgrade":          {[][2]string{{":authority", bHost}, {"connection", "upgrade"}, {"upgrade", "h2c"}}, ""},
+		"a proxy's claims":    {[][2]string{{":authority", bHost}, {"x-forwarded-host", sharedHost}, {"cell-cell", "a"}, {"x_forwarded_host", sharedHost}}, "b"},
 	} {
 		got, told := f.h2raw(t, c.fields)
 		if c.want == "" {

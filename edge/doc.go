@@ -89,7 +89,8 @@
 // # Listeners and their exposure
 //
 //   - Public (Addr, TLSAddr): meant for everyone. HTTP/1.1, HTTP/2 with or without
-//     TLS, WebSocket and other upgrades of HTTP/1.1. It serves /livez and /readyz
+//     TLS, and WebSockets over HTTP/1.1; other upgrades are taken for requests that do
+//     not ask for one, as what they carry could not be checked. It serves /livez and /readyz
 //     (a word, no details) besides the tenants. It authenticates nobody.
 //   - Admin (AdminAddr): for the operator's machines only. /livez, /readyz with
 //     details, /metrics, and GET /cells/v1/explain. No authentication: it binds

@@ -94,8 +94,14 @@ func (x *exchange) classify() *cells.Answer {
 	}
 	x.grpc = isGRPC(r)
 	x.http2 = x.grpc || x.s.cfg.HTTP2ToCells && r.ProtoMajor == 2
-	x.upgrade = r.ProtoMajor == 1 && r.Header.Get("Upgrade") != ""
+	x.upgrade = isWebSocket(r)
 	return nil
+}
+
+// isWebSocket reports whether the request asks for a WebSocket and nothing else.
+func isWebSocket(r *http.Request) bool {
+	up := r.Header["Upgrade"]
+	return r.ProtoMajor == 1 && r.Method == http.MethodGet && len(up) == 1 && strings.EqualFold(strings.Trim(up[0], " \t"), "websocket")
 }
 
 // isGRPC reports whether the request is a gRPC call.
@@ -160,6 +166,13 @@ func (x *exchange) endBody() {
 func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	out, in := pr.Out, pr.In
 	forward.CleanRequest(out.Header)
+	if !x.upgrade {
+		// The proxy has put it back. What follows on an upgraded connection is not looked
+		// at: by h2c a client would send requests with whatever headers and paths.
+		for _, name := range []string{"Connection", "Upgrade", "Http2-Settings"} {
+			delete(out.Header, name)
+		}
+	}
 	if h := x.found.StripHeader; h != "" {
 		delete(out.Header, h)
 	}

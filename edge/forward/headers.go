@@ -22,7 +22,8 @@ func Platform(name string) bool { return headername.Platform(name) }
 // forwarding reports whether the header claims something about the hops before.
 func forwarding(name string) bool {
 	switch f := headername.Folded(name); f {
-	case "forwarded", "x-real-ip", "x-client-ip", "x-original-host", "x-original-url", "x-rewrite-url":
+	case "forwarded", "x-forwarded", "x-original-forwarded-for", "x-real-ip", "x-client-ip", "x-cluster-client-ip",
+		"x-host", "x-original-host", "x-http-host-override", "x-original-url", "x-rewrite-url":
 		return true
 	default:
 		return strings.HasPrefix(f, "x-forwarded-")

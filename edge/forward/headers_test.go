@@ -13,7 +13,8 @@ import (
 func TestCleanRequest(t *testing.T) {
 	h := http.Header{}
 	drop := []string{"Cell-Tenant", "cell-epoch", "CELL-ADMISSION", "Cell_Tenant", "cell.tenant", "Cell~Tenant", "Cell-", "Cell-New-Thing",
-		"X-Forwarded-For", "X_Forwarded_For", "x-forwarded-port", "X-Forwarded-Prefix", "Forwarded", "X-Real-Ip", "x_real_ip", "X-Original-Url"}
+		"X-Forwarded-For", "X_Forwarded_For", "x-forwarded-port", "X-Forwarded-Prefix", "Forwarded", "X-Real-Ip", "x_real_ip", "X-Original-Url",
+		"X-Forwarded", "X-Host", "x.host", "X-Http-Host-Override", "X-Original-Forwarded-For", "X-Cluster-Client-Ip"}
 	keep := []string{"Cell", "Cells-Tenant", "Cellar", "X-Tenant", "X-Cell-Tenant", "Authorization", "Forwarded-By", "X-Forward", "Content-Type"}
 	for _, k := range append(append([]string{}, drop...), keep...) {
 		h[k] = []string{"v"}
