@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/cloister-dev/cloister/cells"
 )
@@ -65,7 +66,8 @@ func (p *Process) call(ctx context.Context, g GRPC, method string, req any) (con
 	if class == Free {
 		return ctx, nil
 	}
-	return p.check(ctx, func() (cells.TenantID, Principal, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	return p.check(ctx, md.Get(cells.HeaderTenant), func() (cells.TenantID, Principal, error) {
 		if g.Resolve == nil {
 			return "", Principal{}, &cells.Answer{Code: cells.CodeUnauthenticated, Detail: "nothing verifies credentials here"}
 		}

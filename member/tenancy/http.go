@@ -66,7 +66,8 @@ func ContextWith(ctx context.Context, c Checkpoint) context.Context {
 }
 
 // Handler wraps a service's handler: /livez and /readyz, the gate, then for Checked
-// requests the credential and the tenant. next sees only what passed.
+// requests the credential and the tenant. next sees only what passed. What an edge says
+// of the tenant (Cell-Tenant) has to be the same one, or the answer is FORBIDDEN.
 func (p *Process) Handler(next http.Handler, h HTTP) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == PathLive || r.URL.Path == PathReady {
@@ -89,7 +90,7 @@ func (p *Process) Handler(next http.Handler, h HTTP) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		ctx, err := p.check(r.Context(), func() (cells.TenantID, Principal, error) {
+		ctx, err := p.check(r.Context(), r.Header[cells.HeaderTenant], func() (cells.TenantID, Principal, error) {
 			if h.Resolve == nil {
 				return "", Principal{}, &cells.Answer{Code: cells.CodeUnauthenticated, Detail: "nothing verifies credentials here"}
 			}
@@ -103,14 +104,21 @@ func (p *Process) Handler(next http.Handler, h HTTP) http.Handler {
 	})
 }
 
-// check resolves and ensures; the gate was passed.
-func (p *Process) check(ctx context.Context, resolve func() (cells.TenantID, Principal, error)) (context.Context, error) {
+// check resolves and ensures; the gate was passed. routed is the tenant that an edge
+// has sent the request for, if one has: the gate behind the check would admit that one,
+// and the edge may have found it in a name that anybody can write.
+func (p *Process) check(ctx context.Context, routed []string, resolve func() (cells.TenantID, Principal, error)) (context.Context, error) {
 	tenant, who, err := resolve()
 	if err != nil {
 		if a := cells.AnswerOf(err); a != nil {
 			return nil, a
 		}
 		return nil, &cells.Answer{Code: cells.CodeUnauthenticated, Detail: "the credential was not accepted", Err: err}
+	}
+	for _, t := range routed {
+		if t != string(tenant) {
+			return nil, &cells.Answer{Code: cells.CodeForbidden, Detail: "the credential is not for the tenant that the request was sent for"}
+		}
 	}
 	if err := p.EnsureHeld(ctx, tenant, who); err != nil {
 		return nil, err
