@@ -6,6 +6,7 @@
 package web
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -39,7 +40,8 @@ func Bad(format string, args ...any) error {
 	return &cells.Answer{Code: cells.CodeBadRequest, Detail: fmt.Sprintf(format, args...)}
 }
 
-// Decode reads exactly one JSON document of at most limit bytes into v. A strict one
+// Decode reads exactly one JSON document of at most limit bytes into v, which names no
+// member twice: another reader of the same bytes could take the other one. A strict one
 // has no fields that v does not know. The error is an answer.
 func Decode(w http.ResponseWriter, r *http.Request, v any, limit int64, strict bool) error {
 	if t, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || t != api.ContentJSON {
@@ -49,11 +51,17 @@ func Decode(w http.ResponseWriter, r *http.Request, v any, limit int64, strict b
 	if err := ctl.SetReadDeadline(time.Now().Add(bodyTimeout)); err == nil {
 		defer func() { _ = ctl.SetReadDeadline(time.Time{}) }()
 	}
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	dec := json.NewDecoder(bytes.NewReader(body))
 	if strict {
 		dec.DisallowUnknownFields()
 	}
-	err := dec.Decode(v)
+	if err == nil {
+		err = dec.Decode(v)
+	}
+	if err == nil {
+		err = once(json.NewDecoder(bytes.NewReader(body)), 0)
+	}
 	if err == nil {
 		if err = dec.Decode(new(json.RawMessage)); errors.Is(err, io.EOF) {
 			return nil
@@ -66,6 +74,41 @@ func Decode(w http.ResponseWriter, r *http.Request, v any, limit int64, strict b
 		return &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a body has at most %d bytes", limit)}
 	}
 	return Bad("the body is not the JSON document that this path takes: %v", err)
+}
+
+// once refuses a document with a member that an object has twice. The document itself
+// is read into fields whatever the case of their names; what is below may be maps.
+func once(dec *json.Decoder, depth int) error {
+	t, err := dec.Token()
+	if err != nil {
+		return err
+	}
+	open, ok := t.(json.Delim)
+	if !ok {
+		return nil
+	}
+	names := map[string]bool{}
+	for dec.More() {
+		if open == '{' {
+			t, err := dec.Token()
+			if err != nil {
+				return err
+			}
+			name, _ := t.(string)
+			if depth == 0 {
+				name = strings.ToLower(name)
+			}
+			if names[name] {
+				return fmt.Errorf("the member %.64q is there twice", name)
+			}
+			names[name] = true
+		}
+		if err := once(dec, depth+1); err != nil {
+			return err
+		}
+	}
+	_, err = dec.Token()
+	return err
 }
 
 // WriteJSON answers with a JSON document that nobody keeps.
