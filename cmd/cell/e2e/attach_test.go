@@ -127,16 +127,22 @@ func (d *deployments) service(name, host string) *service {
 		d.Fatal(err)
 	}
 	s.env = filepath.Join(cells, name+".env")
+	s.write()
+	return s
+}
+
+// write writes the settings for commands. Processes have the issuers in a file; to a
+// command they are a setting.
+func (s *service) write() {
+	s.Helper()
 	var b strings.Builder
 	for k, v := range s.settings {
 		fmt.Fprintf(&b, "%s=%s\n", k, v)
 	}
-	// Processes have the issuers in a file; to a command they are a setting.
-	fmt.Fprintf(&b, "CELL_BEARER_ISSUERS=iss-%s\n", name)
+	fmt.Fprintf(&b, "CELL_BEARER_ISSUERS=iss-%s\n", s.name)
 	if err := os.WriteFile(s.env, []byte(b.String()), 0o600); err != nil {
-		d.Fatal(err)
+		s.Fatal(err)
 	}
-	return s
 }
 
 // start starts the process, as a cell's or alone. One whose first read of its rows is
@@ -383,6 +389,7 @@ func TestAttachDeployments(t *testing.T) {
 	}
 	two.refused("WRONG_CELL", "place", "acme")
 	two.run("place", "delta")
+	d.hostile(t, one, two)
 
 	// In every cell, and again where it failed.
 	each := func(want int, args ...string) {
