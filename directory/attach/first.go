@@ -148,12 +148,25 @@ func (r *run) enforce(ctx context.Context, end time.Time) error {
 	return refuse("the mode was not set within --wait and is %s now; run cell attach again, with a longer --wait or when no request holds a new tenant's insert open (%v)", mode, err)
 }
 
+// remember takes the longest time for which a process says that it uses what it has read
+// for the command's own, if that is shorter. A build that does not say is as the command
+// was told.
+func (r *run) remember(live []tenancy.Heartbeat) {
+	for _, h := range live {
+		if h.CacheFor > r.ModeCache {
+			r.tell(StepReported, "process %s uses what it has read for %s", h.Instance, h.CacheFor)
+			r.ModeCache = h.CacheFor
+		}
+	}
+}
+
 // behind names live processes that do not report enforced.
 func (r *run) behind(ctx context.Context) (string, error) {
 	live, err := r.live(ctx)
 	if err != nil {
 		return "", err
 	}
+	r.remember(live)
 	var out []string
 	for _, h := range live {
 		switch {

@@ -156,7 +156,7 @@ func (c *Cell) stores() tenancy.Fingerprint {
 		}
 		return []string{v}
 	}
-	return tenancy.Fingerprint{Schema: tenancy.SchemaVersion, Fields: map[tenancy.Field][]string{tenancy.FieldDeploymentID: one(c.Config.DeploymentID),
+	return tenancy.Fingerprint{Schema: tenancy.SchemaVersion(), Fields: map[tenancy.Field][]string{tenancy.FieldDeploymentID: one(c.Config.DeploymentID),
 		tenancy.FieldBucket: one(c.Config.Bucket), tenancy.FieldPrefix: one(c.Config.Prefix)}}
 }
 

@@ -58,6 +58,7 @@ func (r *run) refusals(ctx context.Context) error {
 	if err := r.named(live); err != nil {
 		return err
 	}
+	r.remember(live)
 	if err := matching(live, &r.self, "a live process of cell "+string(r.Name)); err != nil {
 		return err
 	}

@@ -234,3 +234,25 @@ func TestLaterAttachResumes(t *testing.T) {
 		t.Errorf("held %s, %s", two.held(), two.row("two").State)
 	}
 }
+
+// What a process says about how long it uses what it has read counts, where it is longer
+// than what the command was told.
+func TestAttachWaitsForTheLongestCache(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	one := w.deployment("one", shared)
+	w.router(one)
+	_, err := one.prepare()
+	w.must(err, "prepare")
+	one.process("one-1")
+	one.process("slow", func(c *checks.Config) { c.CacheFor = 700 * time.Millisecond })
+	var told []string
+	began := time.Now()
+	_, err = one.attach(func(c *attach.Cell) {
+		c.Tell = func(_ attach.Step, detail string) { told = append(told, detail) }
+	})
+	w.must(err, "attach")
+	if all := strings.Join(told, "\n"); !strings.Contains(all, "process slow uses what it has read for 700ms") || !strings.Contains(all, "waiting 760ms") || time.Since(began) < 760*time.Millisecond {
+		t.Errorf("it did not wait for the slow one:\n%s", all)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -37,6 +38,9 @@ type Config struct {
 	BearerIssuers []string
 	// EndUserIssuers are accepted too, for their tenants.
 	EndUserIssuers []EndUserIssuer
+	// Audiences has the audience that an accepted issuer's tokens must have, for each
+	// issuer with one. Without it the issuer's tokens for other services are accepted.
+	Audiences map[string]string
 	// Tenants are those that the configuration itself names.
 	Tenants []cells.TenantID
 	// DeploymentID is the one that the process verified in its stores.
@@ -46,14 +50,15 @@ type Config struct {
 	Bucket, Prefix string
 }
 
-// Fingerprint returns the value of c under [SchemaVersion]. The error wraps
+// Fingerprint returns the value of c under [SchemaVersion]: it has the fields that this
+// build knows. The error wraps
 // [cells.ErrInvalid] and names the field.
 func (c Config) Fingerprint() (Fingerprint, error) {
 	bad := func(name string, err error) (Fingerprint, error) {
 		return Fingerprint{}, fmt.Errorf("%w: %s: %w", cells.ErrInvalid, name, err)
 	}
-	f := Fingerprint{Schema: SchemaVersion, Fields: map[Field][]string{
-		FieldHosts: {}, FieldOIDC: {}, FieldSCIM: {}, FieldIssuers: {}, FieldTenants: {}, FieldPatterns: {},
+	f := Fingerprint{Schema: SchemaVersion(), Fields: map[Field][]string{
+		FieldHosts: {}, FieldOIDC: {}, FieldSCIM: {}, FieldIssuers: {}, FieldTenants: {}, FieldPatterns: {}, FieldAudiences: {},
 		FieldDeploymentID: one(c.DeploymentID), FieldBucket: one(c.Bucket), FieldPrefix: {},
 	}}
 	add := func(name Field, v ...string) { f.Fields[name] = append(f.Fields[name], v...) }
@@ -95,6 +100,16 @@ func (c Config) Fingerprint() (Fingerprint, error) {
 			return bad("issuers", fmt.Errorf("an issuer is empty"))
 		}
 	}
+	for issuer, audience := range c.Audiences {
+		if audience == "" || !slices.Contains(f.Fields[FieldIssuers], issuer) {
+			return bad("audiences", fmt.Errorf("%q of issuer %q: it is empty, or the issuer is not accepted", audience, issuer))
+		}
+		pair, err := json.Marshal([2]string{issuer, audience})
+		if err != nil {
+			return bad("audiences", err)
+		}
+		add(FieldAudiences, string(pair))
+	}
 	for _, t := range c.Tenants {
 		if err := t.Validate(); err != nil {
 			return bad("tenants", err)
@@ -115,6 +130,9 @@ func (c Config) Fingerprint() (Fingerprint, error) {
 	}
 	for name, set := range f.Fields {
 		f.Fields[name] = canonical(set)
+		if !knows(SchemaVersion(), name) {
+			delete(f.Fields, name)
+		}
 	}
 	return f, nil
 }

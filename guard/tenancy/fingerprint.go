@@ -16,15 +16,10 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 )
 
-// SchemaVersion is the version of the fields that this build's [Config] yields. It
-// grows when a field is added; it is information, [Fingerprint.Matches] compares
-// fields.
-const SchemaVersion = 1
-
 // Field names one field of a fingerprint.
 type Field = string
 
-// The fields of version 1. Each is a set of strings; the empty set is its default.
+// The fields. Each is a set of strings; the empty set is its default.
 const (
 	FieldHosts        Field = "hosts"         // of the public base URL and the issuer of sign-in, normalised
 	FieldOIDC         Field = "oidc"          // "issuer" and "client id" as one JSON pair
@@ -35,6 +30,7 @@ const (
 	FieldDeploymentID Field = "deployment_id" // what the stores carry
 	FieldBucket       Field = "bucket"        // the bucket's name
 	FieldPrefix       Field = "prefix"        // the prefix in it
+	FieldAudiences    Field = "audiences"     // "issuer" and "audience" as one JSON pair, for each issuer whose tokens need one; version 2
 )
 
 // Bounds of a decoded fingerprint.

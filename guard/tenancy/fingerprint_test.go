@@ -16,7 +16,7 @@ import (
 func full() Config {
 	return Config{PublicBaseURL: "https://Cell.Example.com:443", OIDCIssuer: "https://idp.example", OIDCClientID: "c1", SCIM: true,
 		BearerIssuers: []string{"b", "a", "b"}, EndUserIssuers: []EndUserIssuer{{"https://users", []string{"u-*", "v"}}},
-		Tenants: []cells.TenantID{"acme"}, DeploymentID: "d1", Bucket: "bk", Prefix: "/x/y/"}
+		Audiences: map[string]string{"a": "svc"}, Tenants: []cells.TenantID{"acme"}, DeploymentID: "d1", Bucket: "bk", Prefix: "/x/y/"}
 }
 
 func TestConfigFingerprint(t *testing.T) {
@@ -24,7 +24,7 @@ func TestConfigFingerprint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"schema":1,"fields":{"bucket":["bk"],"deployment_id":["d1"],"hosts":["cell.example.com"],"issuers":["a","b","https://users"],` +
+	const want = `{"schema":2,"fields":{"audiences":["[\"a\",\"svc\"]"],"bucket":["bk"],"deployment_id":["d1"],"hosts":["cell.example.com"],"issuers":["a","b","https://users"],` +
 		`"oidc":["[\"https://idp.example\",\"c1\"]"],"patterns":["u-*","v"],"prefix":["x/y"],"scim":["on"],"tenants":["acme"]}}`
 	if got := string(f.Encode()); got != want {
 		t.Fatalf("encoding\n%s\nwant\n%s", got, want)
@@ -37,10 +37,11 @@ func TestConfigFingerprint(t *testing.T) {
 		"oidc issuer": func(c *Config) { c.OIDCIssuer += "/x" },
 		"oidc client": func(c *Config) { c.OIDCClientID = "c2" },
 		"scim":        func(c *Config) { c.SCIM = false },
-		"bearer":      func(c *Config) { c.BearerIssuers = c.BearerIssuers[:1] },
+		"bearer":      func(c *Config) { c.BearerIssuers = c.BearerIssuers[1:2] },
 		"end users":   func(c *Config) { c.EndUserIssuers = nil },
 		"pattern":     func(c *Config) { c.EndUserIssuers[0].Tenants = []string{"u-*"} },
 		"tenants":     func(c *Config) { c.Tenants = nil },
+		"audience":    func(c *Config) { c.Audiences = map[string]string{"a": "other"} },
 		"deployment":  func(c *Config) { c.DeploymentID = "d2" },
 		"bucket":      func(c *Config) { c.Bucket = "bk2" },
 		"prefix":      func(c *Config) { c.Prefix = "x" },
@@ -72,6 +73,8 @@ func TestConfigIsRefused(t *testing.T) {
 		"userinfo":      func(c *Config) { c.PublicBaseURL = "https://u@x" },
 		"no host":       func(c *Config) { c.Issuer = "https:///x" },
 		"half a client": func(c *Config) { c.OIDCClientID = "" },
+		"audience":      func(c *Config) { c.Audiences["nobody"] = "svc" },
+		"no audience":   func(c *Config) { c.Audiences["a"] = "" },
 		"empty issuer":  func(c *Config) { c.BearerIssuers = []string{""} },
 		"pattern":       func(c *Config) { c.EndUserIssuers[0].Tenants = []string{"a*b"} },
 		"everybody":     func(c *Config) { c.EndUserIssuers[0].Tenants = []string{"*"} },

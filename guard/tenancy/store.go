@@ -52,6 +52,9 @@ type Heartbeat struct {
 	// A gated process has neither.
 	Workers bool   `json:"workers"`
 	Lease   string `json:"lease,omitempty"`
+	// CacheFor is how long it uses what it has read of the cell's rows; 0 when its build
+	// is older than version 2 and does not say.
+	CacheFor time.Duration `json:"cache_for,omitempty"`
 	// At is when it was written, by the database's clock; set by the store.
 	At time.Time `json:"at"`
 }

@@ -218,14 +218,20 @@ func (is Issuers) check() error {
 // Configure puts the issuers into what a cell's fingerprint is made of. The error
 // wraps [cells.ErrInvalid]: it lists issuers already, from elsewhere.
 func (is Issuers) Configure(c *tenancy.Config) error {
-	if len(c.BearerIssuers)+len(c.EndUserIssuers) > 0 {
-		return fmt.Errorf("%w: CELL_BEARER_ISSUERS and CELL_END_USER_ISSUERS are not set where a list says whom the service accepts", cells.ErrInvalid)
+	if len(c.BearerIssuers)+len(c.EndUserIssuers)+len(c.Audiences) > 0 {
+		return fmt.Errorf("%w: CELL_BEARER_ISSUERS, CELL_END_USER_ISSUERS and CELL_BEARER_AUDIENCES are not set where a list says whom the service accepts", cells.ErrInvalid)
 	}
 	for i := range is {
 		if is[i].Kind == EndUsers {
 			c.EndUserIssuers = append(c.EndUserIssuers, tenancy.EndUserIssuer{Issuer: is[i].Issuer, Tenants: is[i].Tenants})
 		} else {
 			c.BearerIssuers = append(c.BearerIssuers, is[i].Issuer)
+		}
+		if is[i].Audience != "" {
+			if c.Audiences == nil {
+				c.Audiences = map[string]string{}
+			}
+			c.Audiences[is[i].Issuer] = is[i].Audience
 		}
 	}
 	return nil

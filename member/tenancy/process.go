@@ -202,7 +202,7 @@ func (p *Process) beat(reason tenancy.Reason) {
 	ctx, cancel := context.WithTimeout(p.life, p.cfg.ReadTimeout)
 	defer cancel()
 	p.mu.Lock()
-	h := tenancy.Heartbeat{Instance: p.cfg.Instance, Cell: p.cfg.Cell, Build: p.cfg.Build, Gated: reason.Code}
+	h := tenancy.Heartbeat{Instance: p.cfg.Instance, Cell: p.cfg.Cell, Build: p.cfg.Build, CacheFor: p.cfg.CacheFor, Gated: reason.Code}
 	if !p.good.IsZero() {
 		h.Mode = p.rows.EffectiveMode()
 	}

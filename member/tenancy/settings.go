@@ -31,6 +31,7 @@ type Settings struct {
 	// Configuration is what the fingerprint is made of: CELL_PUBLIC_BASE_URL,
 	// CELL_ISSUER_URL, CELL_OIDC_ISSUER, CELL_OIDC_CLIENT_ID, CELL_SCIM,
 	// CELL_BEARER_ISSUERS (separated by commas), CELL_END_USER_ISSUERS (JSON),
+	// CELL_BEARER_AUDIENCES (JSON, issuer to audience),
 	// CELL_TENANTS (separated by commas). Its DeploymentID, Bucket and Prefix are the
 	// stores' to tell.
 	Configuration tenancy.Config
@@ -93,6 +94,15 @@ func From(lookup func(string) (string, bool)) (s Settings, err error) {
 		}
 		if _, err := dec.Token(); err != io.EOF {
 			return bad("CELL_END_USER_ISSUERS", "there is something behind the list")
+		}
+	}
+	if v := get("CELL_BEARER_AUDIENCES"); v != "" {
+		dec := json.NewDecoder(bytes.NewReader([]byte(v)))
+		if err := dec.Decode(&c.Audiences); err != nil {
+			return bad("CELL_BEARER_AUDIENCES", "want {issuer: audience, ...}: %v", err)
+		}
+		if _, err := dec.Token(); err != io.EOF {
+			return bad("CELL_BEARER_AUDIENCES", "there is something behind the object")
 		}
 	}
 	if _, err := c.Fingerprint(); err != nil {

@@ -41,8 +41,10 @@ type service struct {
 	name, host, addr, admin, probe, env string
 	settings                            map[string]string
 	token, sum                          string
-	cmd                                 *exec.Cmd
-	ended                               chan struct{}
+	// memory is the program, and issuers the file of whom it accepts; "" for the usual.
+	memory, issuers string
+	cmd             *exec.Cmd
+	ended           chan struct{}
 }
 
 func startDeployments(t *testing.T) *deployments {
@@ -160,10 +162,17 @@ func (s *service) start(cell bool) {
 func (s *service) try(cell bool) bool {
 	s.Helper()
 	args := []string{"--listen", s.addr, "--admin-listen", s.admin, "--store", "postgres", "--dsn", s.settings["CELL_DSN"]}
-	if cell {
-		args = append(args, "--issuers", filepath.Join(s.dir, "issuers-"+s.name+".json"))
+	program, issuers := s.memory, s.issuers
+	if program == "" {
+		program = filepath.Join(bin, "memory")
 	}
-	s.cmd = exec.Command(filepath.Join(bin, "memory"), args...)
+	if issuers == "" {
+		issuers = filepath.Join(s.dir, "issuers-"+s.name+".json")
+	}
+	if cell {
+		args = append(args, "--issuers", issuers)
+	}
+	s.cmd = exec.Command(program, args...)
 	s.cmd.Env = append(os.Environ(), "CELL_PROBE_PORT="+s.probe[strings.LastIndex(s.probe, ":")+1:])
 	if cell {
 		s.cmd.Env = append(s.cmd.Env, "CELL_ROUTER_URL="+s.router, "CELL_ROUTER_TOKEN="+s.token)
@@ -202,6 +211,14 @@ func (s *service) try(cell bool) bool {
 		return listens
 	})
 	return listens
+}
+
+// beside is another process of the deployment, of the given program.
+func (s *service) beside(memory string) *service {
+	s.Helper()
+	out := *s
+	out.memory, out.addr, out.admin, out.probe = memory, s.free(), s.free(), s.free()
+	return &out
 }
 
 func (s *service) stop() {

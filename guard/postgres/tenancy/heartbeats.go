@@ -26,11 +26,16 @@ func (s *Store) Beat(ctx context.Context, h tenancy.Heartbeat) error {
 		text := string(h.Fingerprint.Encode())
 		fp = &text
 	}
+	columns, values, also := "", "", ""
+	args := []any{h.Instance, string(h.Cell), string(h.Mode), fp, h.Build, h.Gated, h.Workers, h.Lease, keepHeartbeats.Seconds()}
+	if tenancy.SchemaVersion() >= 2 {
+		columns, values, also = ", cache_ms", ", $10", ", cache_ms = EXCLUDED.cache_ms"
+		args = append(args, h.CacheFor.Milliseconds())
+	}
 	_, err := s.pool.Exec(ctx, s.q(`WITH old AS (DELETE FROM @s.heartbeats WHERE at < clock_timestamp() - make_interval(secs => $9) AND instance <> $1)
-		INSERT INTO @s.heartbeats (instance, cell, mode, fingerprint, build, gated, workers, lease, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp())
+		INSERT INTO @s.heartbeats (instance, cell, mode, fingerprint, build, gated, workers, lease, at`+columns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp()`+values+`)
 		ON CONFLICT (instance) DO UPDATE SET cell = EXCLUDED.cell, mode = EXCLUDED.mode, fingerprint = EXCLUDED.fingerprint, build = EXCLUDED.build,
-			gated = EXCLUDED.gated, workers = EXCLUDED.workers, lease = EXCLUDED.lease, at = EXCLUDED.at`),
-		h.Instance, string(h.Cell), string(h.Mode), fp, h.Build, h.Gated, h.Workers, h.Lease, keepHeartbeats.Seconds())
+			gated = EXCLUDED.gated, workers = EXCLUDED.workers, lease = EXCLUDED.lease, at = EXCLUDED.at`+also), args...)
 	if err != nil {
 		return fmt.Errorf("tenancy: heartbeat of %s: %w", h.Instance, translate(err))
 	}
@@ -45,14 +50,22 @@ func (s *Store) Leave(ctx context.Context, instance string) error {
 
 // Heartbeats implements [tenancy.Store].
 func (s *Store) Heartbeats(ctx context.Context, within time.Duration) ([]tenancy.Heartbeat, error) {
-	rows, err := s.pool.Query(ctx, s.q(`SELECT instance, cell, mode, fingerprint, build, gated, workers, lease, at FROM @s.heartbeats
+	cache := "0"
+	if tenancy.SchemaVersion() >= 2 {
+		// Another cell's rows may still be those of the version before.
+		cache = "coalesce((to_jsonb(h) ->> 'cache_ms')::bigint, 0)"
+	}
+	rows, err := s.pool.Query(ctx, s.q(`SELECT instance, cell, mode, fingerprint, build, gated, workers, lease, at, `+cache+`::bigint FROM @s.heartbeats h
 		WHERE at >= clock_timestamp() - make_interval(secs => $1) ORDER BY instance`), within.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("tenancy: reading the heartbeats: %w", translate(err))
 	}
 	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h tenancy.Heartbeat, err error) {
 		var fp *string
-		if err = row.Scan(&h.Instance, &h.Cell, &h.Mode, &fp, &h.Build, &h.Gated, &h.Workers, &h.Lease, &h.At); err != nil || fp == nil {
+		var cache int64
+		err = row.Scan(&h.Instance, &h.Cell, &h.Mode, &fp, &h.Build, &h.Gated, &h.Workers, &h.Lease, &h.At, &cache)
+		h.CacheFor = time.Duration(cache) * time.Millisecond
+		if err != nil || fp == nil {
 			return h, err
 		}
 		f, err := tenancy.DecodeFingerprint([]byte(*fp))

@@ -1,5 +1,5 @@
 -- SPDX-License-Identifier: Apache-2.0
--- A cell's own rows. "@s" stands for the schema's name. Every statement may run
+-- A cell's own rows, version 1. "@s" stands for the schema's name. Every statement may run
 -- again; the file runs in one transaction. Changes are additive: an older build runs
 -- on the newer schema.
 
@@ -100,5 +100,3 @@ CREATE OR REPLACE TRIGGER own_first_truncate BEFORE TRUNCATE ON @s.own_first
 	FOR EACH STATEMENT EXECUTE FUNCTION @s.own_first_keep();
 ALTER TABLE @s.own_first ENABLE ALWAYS TRIGGER own_first_row;
 ALTER TABLE @s.own_first ENABLE ALWAYS TRIGGER own_first_truncate;
-
-INSERT INTO @s.tenancy_meta (version) VALUES (@v) ON CONFLICT (one) DO UPDATE SET version = EXCLUDED.version;

@@ -23,9 +23,13 @@ import (
 //go:embed schema.sql
 var schemaSQL string
 
-// schemaVersion grows with each change of schema.sql. A process never replaces what
-// a newer one has installed.
-const schemaVersion = 1
+//go:embed schema_2.sql
+var schema2SQL string
+
+// schemas are the versions of the rows, each of which adds to the one before. A process
+// installs those up to its build's ([tenancy.SchemaVersion]) and never replaces what a
+// newer one has installed.
+var schemas = []string{schemaSQL, schema2SQL}
 
 // Store is a cell's own rows in its Postgres. Safe for concurrent use. It owns a few
 // connections of its own; close it.
@@ -136,12 +140,12 @@ func Open(dsn string, opts ...Option) (*Store, error) {
 func (s *Store) Close() { s.pool.Close() }
 
 func (s *Store) q(query string) string {
-	return strings.NewReplacer("@s", s.cfg.schema, "@v", fmt.Sprint(schemaVersion)).Replace(query)
+	return strings.ReplaceAll(query, "@s", s.cfg.schema)
 }
 
 // Install implements [tenancy.Store].
 func (s *Store) Install(ctx context.Context) error {
-	if v, err := s.installed(ctx); err != nil || v >= schemaVersion {
+	if v, err := s.installed(ctx); err != nil || v >= tenancy.SchemaVersion() {
 		return err
 	}
 	err := s.inTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -149,10 +153,17 @@ func (s *Store) Install(ctx context.Context) error {
 		if _, err := tx.Exec(ctx, s.q(`SELECT pg_advisory_xact_lock(hashtextextended('@s.install', 0))`)); err != nil {
 			return err
 		}
-		if v, err := s.version(ctx, tx); err != nil || v >= schemaVersion {
+		v, err := s.version(ctx, tx)
+		if err != nil || v >= tenancy.SchemaVersion() {
 			return err
 		}
-		return tx.Conn().PgConn().Exec(ctx, s.q(schemaSQL)).Close()
+		for _, sql := range schemas[v:tenancy.SchemaVersion()] {
+			if err := tx.Conn().PgConn().Exec(ctx, s.q(sql)).Close(); err != nil {
+				return err
+			}
+		}
+		_, err = tx.Exec(ctx, s.q(`INSERT INTO @s.tenancy_meta (version) VALUES ($1) ON CONFLICT (one) DO UPDATE SET version = EXCLUDED.version`), tenancy.SchemaVersion())
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("tenancy: install schema %s: %w", s.cfg.schema, err)

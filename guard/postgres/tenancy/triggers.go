@@ -207,7 +207,7 @@ func (s *Store) ownDefects(ctx context.Context) ([]tenancy.Defect, error) {
 		out = append(out, d)
 	}
 	v, err := s.version(ctx, s.pool)
-	if err != nil || v != schemaVersion {
+	if err != nil || v != tenancy.SchemaVersion() {
 		return out, err // a newer build's functions are its own affair
 	}
 	for _, f := range functions(s.q(schemaSQL)) {
