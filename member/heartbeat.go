@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -51,6 +52,7 @@ func (m *Member) wake() {
 // beat judges the readiness and reports it until Close.
 func (m *Member) beat() {
 	every, failing := m.opts.every, false
+	var said sync.Once
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
@@ -68,6 +70,7 @@ func (m *Member) beat() {
 		if m.setReady(ready, reason) {
 			m.log.Info("member: readiness changed", "ready", ready, "reason", reason)
 		}
+		leaving := m.leaving.Load()
 		var reply HeartbeatReply
 		ctx, cancel := context.WithTimeout(m.life, beatTimeout)
 		err := m.post(ctx, PathHeartbeat, m.heartbeat(), &reply)
@@ -77,6 +80,9 @@ func (m *Member) beat() {
 			return
 		case err == nil:
 			m.lastBeat.Store(time.Now().UnixNano())
+			if leaving {
+				said.Do(func() { close(m.told) })
+			}
 			if reply.Every > 0 {
 				every = min(max(reply.Every, minBeat), maxBeat)
 			}

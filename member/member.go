@@ -53,6 +53,7 @@ type Member struct {
 	beating sync.WaitGroup
 
 	reconciled chan struct{} // closed when the fences were reconciled once
+	told       chan struct{} // closed when the directory knows that the process leaves
 	dirty      dirtySet
 	keysSeen   string        // content of the admission key file; beat loop only
 	poke       chan struct{} // wakes the beat loop
@@ -91,7 +92,7 @@ func Join(ctx context.Context, cfg Config, opts ...Option) (_ *Member, err error
 	}
 	m := &Member{
 		cfg: cfg, opts: o, log: o.log.With("cell", cfg.Cell, "instance", cfg.Instance),
-		reconciled: make(chan struct{}), poke: make(chan struct{}, 1), changed: make(chan struct{}),
+		reconciled: make(chan struct{}), told: make(chan struct{}), poke: make(chan struct{}, 1), changed: make(chan struct{}),
 		reason: "starting",
 	}
 	m.life, m.end = context.WithCancelCause(context.Background())
@@ -410,12 +411,23 @@ func (m *Member) HealthHandler() http.Handler {
 	})
 }
 
-// Retire stops being ready, tells the directory so that edges send nothing more,
-// and waits until nothing is in flight or ctx ends, whose cause it returns then.
-// Call it before the service's own shutdown; Close afterwards.
+const (
+	// farewell bounds for how long Retire waits for the directory to take the news.
+	farewell = time.Second
+	// edgesHear is how long it takes, as a rule, until edges have it from the directory.
+	edgesHear = 150 * time.Millisecond
+)
+
+// Retire stops being ready, tells the directory so that edges send nothing more, gives
+// them the time to hear it, and waits until nothing is in flight or ctx ends, whose
+// cause it returns then. Call it before the service's own shutdown, which breaks the
+// connections on which requests still come; Close afterwards.
 func (m *Member) Retire(ctx context.Context) error {
 	m.leaving.Store(true)
 	m.wake()
+	if err := m.edgesTold(ctx); err != nil {
+		return err
+	}
 	t := time.NewTicker(10 * time.Millisecond)
 	defer t.Stop()
 	for {
@@ -424,6 +436,26 @@ func (m *Member) Retire(ctx context.Context) error {
 		}
 		select {
 		case <-t.C:
+		case <-ctx.Done():
+			return fmt.Errorf("member: %d requests are still in flight: %w", m.gates.Total(), context.Cause(ctx))
+		case <-m.life.Done():
+			return errLeaving
+		}
+	}
+}
+
+// edgesTold waits until edges know that the process leaves, or cannot be told.
+func (m *Member) edgesTold(ctx context.Context) error {
+	t := time.NewTimer(farewell)
+	defer t.Stop()
+	told := m.told
+	for {
+		select {
+		case <-told:
+			told = nil
+			t.Reset(edgesHear)
+		case <-t.C:
+			return nil
 		case <-ctx.Done():
 			return fmt.Errorf("member: %d requests are still in flight: %w", m.gates.Total(), context.Cause(ctx))
 		case <-m.life.Done():
