@@ -58,14 +58,14 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 		return 0, err
 	}
 	if len(list) == 0 {
-		canary, baseline, latest, err := d.groups(ctx, r)
+		canary, baseline, lag, err := d.groups(ctx, r)
 		if err != nil {
 			return 0, err
 		}
 		// What the old version's processes, or worse ones before them, have answered must
 		// not arrive as the new one's.
-		if wait := min(latest.Add(d.Lag).Sub(d.Now()), d.Lag); wait > 0 {
-			return min(wait, lookMost), nil
+		if lag > 0 {
+			return min(lag, lookMost), nil
 		}
 		return d.settle(ctx, r, canary, baseline)
 	}
@@ -95,7 +95,7 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 			changes = append(changes, UnitChange{Unit: u.Unit, To: api.UnitChanged})
 		case why != "":
 			changes = append(changes, UnitChange{Unit: u.Unit, To: api.UnitFailed, Reason: brief(why)})
-		case d.Now().Sub(u.At) >= r.Settings.ChangeTimeout:
+		case d.waited(r.ID, u.Unit, u.At) >= r.Settings.ChangeTimeout:
 			changes = append(changes, UnitChange{Unit: u.Unit, To: api.UnitFailed,
 				Reason: fmt.Sprintf("not upgraded within %v: %s", r.Settings.ChangeTimeout, shows)})
 		default:
@@ -120,22 +120,22 @@ func (d *Driver) upgrade(ctx context.Context, r *api.Rollout) (time.Duration, er
 	return 0, d.changeUnits(ctx, r, changes)
 }
 
-// groups are the cells to compare: those that have the new version, since latest at the
-// latest, and those that have the old one.
-func (d *Driver) groups(ctx context.Context, r *api.Rollout) (canary, baseline []cells.CellID, latest time.Time, _ error) {
+// groups are the cells to compare, those that have the new version and those that have the
+// old one, and how long what was counted before the last change may still arrive.
+func (d *Driver) groups(ctx context.Context, r *api.Rollout) (canary, baseline []cells.CellID, lag time.Duration, _ error) {
 	list, err := d.units(ctx, UnitFilter{Rollout: r.ID, States: []api.UnitState{api.UnitChanged, api.UnitPending, api.UnitReturned}})
 	for _, u := range list {
 		switch {
 		case u.State == api.UnitChanged:
 			canary = append(canary, cells.CellID(u.Unit))
-			if u.At.After(latest) {
-				latest = u.At
+			if u.Wave == r.Wave { // those of the waves before were changed long ago
+				lag = max(lag, d.Lag-d.waited(r.ID, u.Unit, u.At))
 			}
 		case u.Wave > r.Wave || u.State == api.UnitReturned:
 			baseline = append(baseline, cells.CellID(u.Unit))
 		}
 	}
-	return canary, baseline, latest, err
+	return canary, baseline, lag, err
 }
 
 // downgrade gives cells the version back that they had, all at once: none of them

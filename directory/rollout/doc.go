@@ -86,5 +86,7 @@
 // that cannot be returned (its old cell is full, or gone) is tried again for as long as
 // the rollout returns; an abort that keeps ends that. Clocks decide for how long a wave
 // bakes and when something is tried again, and no more; one that goes back makes a wave
-// bake anew.
+// bake anew. How long a cell takes is measured by the driver's own time, which does not
+// jump: a clock that does neither fails a cell that is being upgraded nor leaves one that
+// is stuck waiting for longer. A driver that takes over gives it its whole time again.
 package rollout

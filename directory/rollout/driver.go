@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -28,12 +29,57 @@ type Driver struct {
 	// Now is the clock: it decides for how long something bakes and when it is tried
 	// again, and nothing else.
 	Now func() time.Time
+	// Elapsed tells how long a cell's change and the lag behind it take: it never goes back
+	// and never jumps. Nil is this process's own.
+	Elapsed func() time.Duration
 	// Name is the driver's, as the store has it in Rollout.Driver; Audit makes entries of
 	// its own, nil makes none.
 	Name  string
 	Audit func(action string, r *api.Rollout) api.AuditEntry
 	// Hook, unless nil, is called after each persisted step; an error ends the round.
 	Hook func(ctx context.Context, step string, id api.RolloutID) error
+
+	mu    sync.Mutex
+	waits map[api.RolloutID]map[wait]time.Duration // guarded by mu; since when something is waited for
+}
+
+// wait names something that is waited for: what happened to a unit, when.
+type wait struct {
+	unit string
+	at   int64
+}
+
+var began = time.Now()
+
+// waited is for how long this driver has known of what happened to a unit at a time. A
+// driver that takes over begins anew: it waits longer, never shorter.
+func (d *Driver) waited(id api.RolloutID, unit string, at time.Time) time.Duration {
+	now := time.Since(began)
+	if d.Elapsed != nil {
+		now = d.Elapsed()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.waits == nil {
+		d.waits = map[api.RolloutID]map[wait]time.Duration{}
+	}
+	m := d.waits[id]
+	if m == nil {
+		m = map[wait]time.Duration{}
+		d.waits[id] = m
+	}
+	key := wait{unit, at.UnixMicro()}
+	since, ok := m[key]
+	if !ok {
+		m[key], since = now, now
+	}
+	return now - since
+}
+
+func (d *Driver) forget(id api.RolloutID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.waits, id)
 }
 
 // Waits between two looks.
@@ -53,6 +99,7 @@ func (d *Driver) Step(ctx context.Context, id api.RolloutID) (time.Duration, err
 		return 0, err
 	}
 	if r.Driver != d.Name || r.State.Final() {
+		d.forget(id)
 		return 0, ErrNotDriver
 	}
 	wait, err := d.step(ctx, &r)

@@ -19,9 +19,9 @@ func TestUpgradeWaitsForCounts(t *testing.T) {
 	w := newWorld(api.ByUpgrade, []float64{50, 100}, "c1", "c2")
 	const lag = 10 * time.Minute // the world's clock goes on by ten seconds at each look
 	var changed time.Time
+	d := w.driver()
+	d.Lag, d.Elapsed = lag, func() time.Duration { return time.Duration(w.now().Unix()) * time.Second }
 	for range 500 {
-		d := w.driver()
-		d.Lag = lag
 		if _, err := d.Step(t.Context(), w.rec.ID); err != nil {
 			t.Fatal(err)
 		}
@@ -38,6 +38,75 @@ func TestUpgradeWaitsForCounts(t *testing.T) {
 	}
 	if waited := w.rec.Window.Since.Sub(changed); waited < lag-time.Minute || waited > lag+time.Minute {
 		t.Errorf("it bakes %v after the last change, want about %v", waited, lag)
+	}
+}
+
+// A cell may take as long as was said, whatever the clock does meanwhile; one that takes
+// over begins to count anew.
+func TestUpgradeTimesOutBesideTheClock(t *testing.T) {
+	const timeout = 10 * time.Minute
+	for _, jump := range []time.Duration{0, time.Hour, -time.Hour} {
+		w := newWorld(api.ByUpgrade, []float64{50, 100}, "c1", "c2")
+		w.rec.Settings.ChangeTimeout = timeout
+		var ran time.Duration
+		offset := time.Duration(0)
+		driver := func() *rollout.Driver {
+			d := w.driver()
+			d.Now = func() time.Time { return w.now().Add(offset) }
+			d.Elapsed = func() time.Duration { return ran }
+			return d
+		}
+		step := func(d *rollout.Driver) api.UnitState {
+			t.Helper()
+			if _, err := d.Step(t.Context(), w.rec.ID); err != nil {
+				t.Fatal(err)
+			}
+			return w.units[0].State
+		}
+		d := driver()
+		for step(d) != api.UnitChanging {
+		}
+		step(d)
+		offset = jump
+		for ; ran < timeout; ran += time.Minute {
+			if s := step(d); s != api.UnitChanging {
+				t.Fatalf("jump of %v: %s after %v", jump, s, ran)
+			}
+		}
+		d = driver() // it was killed, and another takes over
+		for end := ran + timeout; ran < end; ran += time.Minute {
+			if s := step(d); s != api.UnitChanging {
+				t.Fatalf("jump of %v: %s after %v, and a new driver", jump, s, ran)
+			}
+		}
+		offset = 0
+		if s := step(d); s != api.UnitFailed {
+			t.Errorf("jump of %v: %s after %v", jump, s, ran)
+		}
+	}
+}
+
+// A clock that was ahead when the cell was changed does not make its wave wait.
+func TestUpgradeLagBesideTheClock(t *testing.T) {
+	w := newWorld(api.ByUpgrade, []float64{50, 100}, "c1", "c2")
+	offset, ran := time.Hour, time.Duration(0)
+	d := w.driver()
+	d.Lag, d.Now, d.Elapsed = time.Second, func() time.Time { return w.now().Add(offset) }, func() time.Duration { return ran }
+	for range 50 {
+		if _, err := d.Step(t.Context(), w.rec.ID); err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(w.has, w.wished)
+		if w.rec.Waves[0].Counts.Changed == 1 {
+			offset = 0
+			ran += 100 * time.Millisecond
+		}
+		if w.rec.State == api.RolloutBaking {
+			break
+		}
+	}
+	if w.rec.State != api.RolloutBaking || ran < time.Second {
+		t.Errorf("%s after %v", w.rec.State, ran)
 	}
 }
 
