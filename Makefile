@@ -62,6 +62,10 @@ bench-move: build postgres ## the pause and the copy rate of moves under load, o
 	$(BIN)/cell bench move --store sqlite
 	$(BIN)/cell bench move --store postgres
 
+bench-campaign: build postgres ## moves a second of campaigns of many small tenants, on both stores
+	$(BIN)/cell bench campaign --store sqlite
+	$(BIN)/cell bench campaign --store postgres
+
 bench-fence: postgres ## candidates for the fence's locking, side by side
 	$(GO) test ./guard/postgres -run '^$$' -bench BenchmarkFence -benchtime 2s -count 5
 
@@ -77,8 +81,8 @@ claimers: postgres ## 64 claimers at 3 router replicas on one Postgres, 10,000 n
 adoption: postgres ## docs/adoption.md, every command of it, with clients throughout (RUNS=10)
 	CELL_ADOPTION_RUNS=$(or $(RUNS),10) $(GO) test ./cmd/cell/e2e -run 'TestAdoption$$' -count=1 -v -timeout 2h
 
-faults: postgres ## every fault at every step of moves, undos, campaigns, rollouts on both stores (more than an hour; OPS=undo,campaign); writes docs/faults.md
-	CELL_FAULTS=all CELL_FAULTS_OPS=$(OPS) CELL_FAULTS_OUT=$(CURDIR)/docs/faults.md $(GO) test ./cmd/cell/e2e -run 'TestFaultMatrix$$' -count=1 -timeout 4h
+faults: postgres ## every fault at every step of moves, undos, campaigns, rollouts on both stores (more than an hour; OPS=undo,campaign FAULTS=disk-full,kill STORE=postgres); writes docs/faults.md when all faults and stores are in it
+	CELL_FAULTS=all CELL_FAULTS_OPS=$(OPS) CELL_FAULTS_ONLY=$(FAULTS) CELL_FAULTS_STORE=$(STORE) CELL_FAULTS_OUT=$(if $(FAULTS)$(STORE),,$(CURDIR)/docs/faults.md) $(GO) test ./cmd/cell/e2e -run 'TestFaultMatrix$$' -count=1 -timeout 4h
 
 schedules: ## seeded schedules of trouble (SCHEDULES=10000, SEED=1)
 	CELL_SCHEDULES=$(or $(SCHEDULES),10000) CELL_SEED=$(or $(SEED),1) $(GO) test ./cmd/cell/schedule -run 'TestSchedules$$' -count=1 -v -timeout 24h
@@ -89,4 +93,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: adoption claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-fence bench-edge bench-plan faults schedules fuzz clean
+.PHONY: adoption claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-campaign bench-fence bench-edge bench-plan faults schedules fuzz clean

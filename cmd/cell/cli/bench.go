@@ -14,6 +14,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cmd/cell/fleet"
 	"github.com/cloister-dev/cloister/cmd/cell/load"
+	"github.com/cloister-dev/cloister/directory/client"
 )
 
 func (a *app) benchCmd() *cobra.Command {
@@ -21,7 +22,7 @@ func (a *app) benchCmd() *cobra.Command {
 		Use: "bench", Short: "Measure a fleet as its clients see it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	c.AddCommand(a.benchMoveCmd())
+	c.AddCommand(a.benchMoveCmd(), a.benchCampaignCmd())
 	return c
 }
 
@@ -79,32 +80,46 @@ func completeStore(c *cobra.Command) {
 }
 
 func (a *app) benchMove(ctx context.Context, store string, replicas int, run load.MoveRun) (*load.MoveReport, error) {
-	dir, err := os.MkdirTemp("", "cell-bench-")
+	f, cl, step, end, err := a.benchFleet(ctx, store, replicas)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	if err := os.Chmod(dir, 0o755); err != nil { // Postgres runs as another user
-		return nil, err
+	defer end()
+	run.Edge, run.Cells, run.Mover, run.OnStep = f.Info.Edge, [2]string{"cell-a", "cell-b"}, fleet.Mover{Client: cl}, step
+	return run.Run(ctx)
+}
+
+// benchFleet starts a fleet of two cells in a folder of its own; end removes both.
+func (a *app) benchFleet(ctx context.Context, store string, replicas int, directoryArgs ...string) (f *fleet.Fleet, cl *client.Client, step func(string), end func(), _ error) {
+	dir, err := os.MkdirTemp("", "cell-bench-")
+	if err != nil {
+		return nil, nil, nil, nil, err
 	}
-	step := func(s string) {
+	end = func() { _ = os.RemoveAll(dir) }
+	if err := os.Chmod(dir, 0o755); err != nil { // Postgres runs as another user
+		end()
+		return nil, nil, nil, nil, err
+	}
+	step = func(s string) {
 		if !a.json {
 			fmt.Fprintf(a.err, "%s  %s\n", time.Now().Format("15:04:05"), s)
 		}
 	}
 	cfg := fleet.Config{Name: "bench", Listen: "127.0.0.1:0", Store: store,
 		Cells: []fleet.Cell{{Name: "cell-a", Replicas: replicas}, {Name: "cell-b", Replicas: replicas}}}
-	f, err := fleet.Start(ctx, cfg, fleet.Options{Dir: dir, Log: a.log, OnStep: step})
-	if err != nil {
-		return nil, err
+	if f, err = fleet.Start(ctx, cfg, fleet.Options{Dir: dir, Log: a.log, OnStep: step, DirectoryArgs: directoryArgs}); err != nil {
+		end()
+		return nil, nil, nil, nil, err
 	}
-	defer f.Close()
-	cl, err := f.Client()
-	if err != nil {
-		return nil, err
+	end = func() {
+		f.Close()
+		_ = os.RemoveAll(dir)
 	}
-	run.Edge, run.Cells, run.Mover, run.OnStep = f.Info.Edge, [2]string{"cell-a", "cell-b"}, fleet.Mover{Client: cl}, step
-	return run.Run(ctx)
+	if cl, err = f.Client(); err != nil {
+		end()
+		return nil, nil, nil, nil, err
+	}
+	return f, cl, step, end, nil
 }
 
 func printMoveReport(w io.Writer, store string, r *load.MoveReport) error {

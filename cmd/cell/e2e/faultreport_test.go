@@ -40,7 +40,7 @@ const reportHead = `<!-- Written by make faults. -->
 # Faults at every step
 
 Each run is an operation on tenants that three clients use, with one other tenant in use in each cell. The target is cell-b, the
-source cell-a. *Failed* are requests of the tenants that take part, *others failed* those of tenants in cells that were
+source cell-a; of a rollout by upgrade the target is the new version. *Failed* are requests of the tenants that take part, *others failed* those of tenants in cells that were
 not hurt.
 `
 

@@ -4,6 +4,7 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -271,6 +272,30 @@ func (e *env) kill(name string) {
 	if err := p.WaitRestart(ctx, pid); err != nil {
 		e.t.Fatal(err)
 	}
+}
+
+// killCell ends every process of a cell with SIGKILL, and waits until each of them runs
+// again, or was given up for another.
+func (e *env) killCell(cell cells.CellID) {
+	e.t.Helper()
+	killed := e.pids(string(cell) + "-")
+	if len(killed) == 0 {
+		e.t.Fatalf("no process of %s runs", cell)
+	}
+	for name, pid := range killed {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			e.t.Fatalf("%s: %v", name, err)
+		}
+	}
+	e.eventually("the processes of "+string(cell)+" run again", time.Minute, func() bool {
+		now := e.pids(string(cell) + "-")
+		for name, pid := range killed {
+			if now[name] == pid || now[name] == 0 && e.Procs.Proc(name) != nil {
+				return false
+			}
+		}
+		return len(now) > 0
+	})
 }
 
 // startMove asks for a move; the request is repeated while the directory is away.

@@ -87,7 +87,9 @@ func (n *network) owner(remote net.Addr) string {
 		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 		for _, fd := range fds {
 			if l, err := os.Readlink(fd); err == nil && l == "socket:["+inode+"]" {
-				name, _, _ = strings.Cut(name, "-1")
+				if i := strings.LastIndexByte(name, '-'); i > 0 { // of a cell's process
+					name = name[:i]
+				}
 				return name
 			}
 		}

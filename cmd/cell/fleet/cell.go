@@ -177,7 +177,21 @@ func (f *Fleet) startCells(ctx context.Context, list []provision.Spec) error {
 func (f *Fleet) reconcile() {
 	r := provision.NewReconciler(provision.ReconcilerConfig{Source: f.source, Provisioner: f.cells, Log: f.o.Log,
 		Mine: func(r *provision.Record) bool { return r.Actor != Actor || f.configured(r.Spec.Cell) }})
-	f.keepers.Go(func() { r.Run(f.life) })
+	ctx, end := context.WithCancel(f.life)
+	ended := make(chan struct{})
+	f.interrupt = func() { end(); <-ended }
+	f.keepers.Go(func() {
+		defer close(ended)
+		r.Run(ctx)
+	})
+}
+
+// InterruptProvisioner ends what makes the cells as the directory wants them, in the
+// middle of what it does, and starts it anew from the directory's specs; what runs goes on
+// running. For tests; not at the same time as Close.
+func (f *Fleet) InterruptProvisioner() {
+	f.interrupt()
+	f.reconcile()
 }
 
 // serving returns how many processes of each cell are ready, and which cells serve.

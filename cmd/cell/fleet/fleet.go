@@ -76,6 +76,8 @@ type Fleet struct {
 	life    context.Context
 	end     context.CancelFunc
 	keepers sync.WaitGroup
+	// interrupt ends what reconciles and waits for it; set by reconcile.
+	interrupt func()
 	// source has the directory's specs, cells makes them run.
 	source *client.ProvisionerClient
 	cells  *process.Provisioner
