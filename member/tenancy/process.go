@@ -343,6 +343,10 @@ func (p *Process) Mode() tenancy.Mode {
 	return p.rows.EffectiveMode()
 }
 
+// Rows returns the cell's own rows as they were last read, and whether the process is
+// gated by them. It reads them when they are not fresh.
+func (p *Process) Rows(ctx context.Context) (tenancy.Rows, tenancy.Reason) { return p.view(ctx) }
+
 // Cell is the process's cell; "" without one.
 func (p *Process) Cell() cells.CellID { return p.cfg.Cell }
 

@@ -25,17 +25,22 @@ func NewSCIMToken(cell cells.CellID) (token string, hash credential.Hash, err er
 	return token, hash, nil
 }
 
+// minSCIMSecret and maxSCIMSecret bound the secret of a token that names a cell, in
+// hexadecimal digits.
+const minSCIMSecret, maxSCIMSecret = 32, 1024
+
 // SCIMTokenCell returns the cell that a SCIM token names, "" for one that begins
-// otherwise and names none. One that begins as a named token and is malformed is
-// nobody's: the error wraps [cells.ErrInvalid] and does not hold the token.
+// otherwise and names none. One that begins as a named token and is not
+// lsc_<cell>_<32 or more lowercase hexadecimal digits> in full is nobody's: the error
+// wraps [cells.ErrInvalid] and does not hold the token.
 func SCIMTokenCell(token string) (cells.CellID, error) {
 	rest, ok := strings.CutPrefix(token, scimPrefix)
 	if !ok {
 		return "", nil
 	}
-	name, _, _ := strings.Cut(rest, "_")
-	if cells.CellID(name).Validate() != nil || credential.Kind(scimPrefix+name+"_").Check(token) != nil {
-		return "", fmt.Errorf("%w: a SCIM token that names a cell is %s<cell>_ and 128 lowercase hexadecimal digits", cells.ErrInvalid, scimPrefix)
+	name, secret, _ := strings.Cut(rest, "_")
+	if cells.CellID(name).Validate() != nil || len(secret) < minSCIMSecret || len(secret) > maxSCIMSecret || strings.Trim(secret, "0123456789abcdef") != "" {
+		return "", fmt.Errorf("%w: a SCIM token that names a cell is %s<cell>_ and %d or more lowercase hexadecimal digits", cells.ErrInvalid, scimPrefix, minSCIMSecret)
 	}
 	return cells.CellID(name), nil
 }

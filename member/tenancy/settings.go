@@ -28,6 +28,9 @@ type Settings struct {
 	// Timing is CELL_TENANCY_MODE_CACHE_S, CELL_TENANCY_MAX_STALE_S and
 	// CELL_ROUTER_TIMEOUT_S.
 	CacheFor, MaxStale, RouterTimeout time.Duration
+	// SCIMTokensFile is CELL_SCIM_TOKENS_FILE: the SCIM tokens that the cell accepts, one a
+	// line.
+	SCIMTokensFile string
 	// Configuration is what the fingerprint is made of: CELL_PUBLIC_BASE_URL,
 	// CELL_ISSUER_URL, CELL_OIDC_ISSUER, CELL_OIDC_CLIENT_ID, CELL_SCIM,
 	// CELL_BEARER_ISSUERS (separated by commas), CELL_END_USER_ISSUERS (JSON),
@@ -56,6 +59,7 @@ func From(lookup func(string) (string, bool)) (s Settings, err error) {
 			return Settings{}, fmt.Errorf("CELL: %w", err)
 		}
 	}
+	s.SCIMTokensFile = get("CELL_SCIM_TOKENS_FILE")
 	s.RouterURL, s.RouterToken = get("CELL_ROUTER_URL"), get("CELL_ROUTER_TOKEN")
 	if s.RouterToken != "" && credential.Router.Check(s.RouterToken) != nil {
 		return bad("CELL_ROUTER_TOKEN", "it is not lcr_ and 128 lowercase hexadecimal digits; make one with cell credential new")

@@ -79,14 +79,15 @@ func (a *app) openCell(ctx context.Context, fl *cellFlags) (c *attach.Cell, clos
 		o.close()
 		return nil, nil, err
 	}
-	c = &attach.Cell{Name: s.Cell, Directory: op, Rows: o.rows, Stores: o.stores.Set, Prober: probe.NewClient(probe.ClientConfig{}), Config: s.Configuration, Fences: fences,
+	who := &people{cell: s.Cell, dsn: o.dsn, tokens: s.SCIMTokensFile}
+	c = &attach.Cell{Name: s.Cell, People: who, Directory: op, Rows: o.rows, Stores: o.stores.Set, Prober: probe.NewClient(probe.ClientConfig{}), Config: s.Configuration, Fences: fences,
 		Wait: fl.wait, ModeCache: s.CacheFor, RequestDeadline: fl.request, Alive: fl.alive, Actor: actor(),
 		Tell: func(step attach.Step, detail string) { a.log.Info(string(step), "cell", s.Cell, "detail", detail) }}
 	if fl.halt != "" {
 		halt := haltFileHook(fl.halt)
 		c.Done = func(ctx context.Context, step attach.Step) error { return halt(ctx, string(step), string(s.Cell)) }
 	}
-	return c, func() { pool.Close(); o.close(); op.CloseIdleConnections() }, nil
+	return c, func() { who.close(); pool.Close(); o.close(); op.CloseIdleConnections() }, nil
 }
 
 // openedPeer are a cell's rows and stores.

@@ -33,6 +33,7 @@ type deployments struct {
 	dir, router, operator string
 	pg                    *pgcluster.Cluster
 	sign                  func(issuer, tenant string) string
+	signAs                func(who, issuer, tenant string) string
 }
 
 // service is one deployment: its settings, and its process.
@@ -60,12 +61,21 @@ func startDeployments(t *testing.T) *deployments {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.pg.Stop(); _ = os.RemoveAll(dir) })
-	d.sign = issuer(t, filepath.Join(dir, "keys.json"))
+	d.signAs = issuerOf(t, filepath.Join(dir, "keys.json"))
+	d.sign = func(issuer, tenant string) string { return d.signAs("someone", issuer, tenant) }
 	return d
 }
 
-// issuer writes an issuer's public key as a key set, and returns what signs tokens.
+// issuer writes an issuer's public key as a key set, and returns what signs tokens of
+// one person.
 func issuer(t *testing.T, path string) func(issuer, tenant string) string {
+	t.Helper()
+	sign := issuerOf(t, path)
+	return func(issuer, tenant string) string { return sign("someone", issuer, tenant) }
+}
+
+// issuerOf is issuer for anybody.
+func issuerOf(t *testing.T, path string) func(who, issuer, tenant string) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -82,8 +92,9 @@ func issuer(t *testing.T, path string) func(issuer, tenant string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(issuer, tenant string) string {
-		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "sub": "someone", "tenant": tenant, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
+	return func(who, issuer, tenant string) string {
+		now := time.Now()
+		s, err := jwt.Signed(signer).Claims(map[string]any{"iss": issuer, "sub": who, "email": who + "@example.com", "email_verified": true, "tenant": tenant, "iat": now.Unix(), "exp": now.Add(time.Hour).Unix()}).Serialize()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,8 +124,9 @@ func (d *deployments) free() string {
 	return addr
 }
 
-// service makes a deployment's database and settings; start starts its process.
-func (d *deployments) service(name, host string) *service {
+// service makes a deployment's database and settings, with more of them in pairs; start
+// starts its process.
+func (d *deployments) service(name, host string, more ...string) *service {
 	d.Helper()
 	if err := d.pg.CreateDatabase(d.Context(), name); err != nil {
 		d.Fatal(err)
@@ -124,6 +136,9 @@ func (d *deployments) service(name, host string) *service {
 	s.token, s.sum = token, sum.String()
 	d.json("issuers-"+name+".json", []map[string]any{{"issuer": "iss-" + name, "jwks": "keys.json"}})
 	s.settings = map[string]string{"CELL": name, "CELL_PUBLIC_BASE_URL": "https://" + host, "CELL_TENANCY_MODE_CACHE_S": "0.2", "CELL_DSN": d.pg.URL(name)}
+	for i := 0; i < len(more); i += 2 {
+		s.settings[more[i]] = more[i+1]
+	}
 	cells := filepath.Join(d.dir, "cells")
 	if err := os.MkdirAll(cells, 0o700); err != nil {
 		d.Fatal(err)
@@ -327,7 +342,13 @@ func (s *service) commandExit(err error) int {
 // is ended by SIGKILL at every step that it persists, and a second cell is attached.
 func TestAttachDeployments(t *testing.T) {
 	d := startDeployments(t)
-	one := d.service("one", "app.example.com")
+	// Its people are provisioned by a token from before it was a cell.
+	const scimToken = "an-older-scim-token"
+	tokens := filepath.Join(d.dir, "scim-tokens")
+	if err := os.WriteFile(tokens, []byte(scimToken+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	one := d.service("one", "app.example.com", "CELL_SCIM", "true", "CELL_SCIM_TOKENS_FILE", tokens)
 	one.start(false)
 	d.startRouter(one)
 	if got := d.ask("POST", "/v1/memory.set", "app.example.com", "", "acme", setItem); got != "200" {
@@ -349,6 +370,16 @@ func TestAttachDeployments(t *testing.T) {
 	if got := d.ask("POST", "/v1/memory.set", "app.example.com", d.sign("iss-one", "fresh"), "", setItem); got != "200" {
 		t.Fatalf("a new tenant, which is recorded: %s", got)
 	}
+	if got := d.ask("POST", "/v1/memory.set", "app.example.com", d.signAs("stranger", "iss-one", "acme"), "", setItem); got != "200" {
+		t.Fatalf("somebody who is not provisioned, while it records: %s", got)
+	}
+	provision := func(who string) {
+		t.Helper()
+		if got := d.ask("POST", "/scim/v2/Users", "app.example.com", scimToken, "", `{"schemas":["urn:ietf:params:scim:schemas:core:2.0:User"],"userName":"`+who+`@example.com"}`); got != "201" {
+			t.Fatalf("%s is provisioned: %s", who, got)
+		}
+	}
+	provision("someone")
 	// Killed at each step that is persisted, and run again.
 	halt := filepath.Join(d.dir, "halt")
 	for _, step := range []string{"checked", "directory", "held", "recorded", "enforced", "reported", "people", "triggers", "quiet", "placed"} {
@@ -356,7 +387,12 @@ func TestAttachDeployments(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = os.Remove(halt + ".reached")
-		cmd := one.command(append(attach, "--halt-file", halt)...)
+		args := append(attach[:len(attach):len(attach)], "--halt-file", halt)
+		if step == "people" {
+			one.refused("stranger of iss-one", attach...)
+			args = append(args, "--revoke-unprovisioned")
+		}
+		cmd := one.command(args...)
 		var out syncBuffer
 		cmd.Stderr = &out
 		if err := cmd.Start(); err != nil {
@@ -374,6 +410,13 @@ func TestAttachDeployments(t *testing.T) {
 	if got := d.ask("GET", "/cells/lookup?tenant=fresh", "x", "", "", ""); got != "200" {
 		t.Errorf("lookup: %s", got)
 	}
+	if got := d.ask("POST", "/v1/memory.set", "app.example.com", d.signAs("stranger", "iss-one", "acme"), "", setItem); got != "403 FORBIDDEN" {
+		t.Errorf("somebody who is not provisioned, after attach: %s", got)
+	}
+	provision("stranger")
+	eventually(t, "somebody provisioned acts", func() bool {
+		return d.ask("POST", "/v1/memory.set", "app.example.com", d.signAs("stranger", "iss-one", "acme"), "", setItem) == "200"
+	})
 	for _, tenant := range []string{"acme", "beta", "fresh"} {
 		one.run("place", tenant) // placed and held already
 		if got := d.ask("POST", "/v1/memory.set", "app.example.com", d.sign("iss-one", tenant), "", setItem); got != "200" {

@@ -5,11 +5,8 @@ package app
 import (
 	"fmt"
 	"log/slog"
-	"net/http"
 
-	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/member/signin"
-	checks "github.com/cloister-dev/cloister/member/tenancy"
 )
 
 // bearers verifies the requests' tokens. The zero value has nobody whom it accepts.
@@ -31,12 +28,4 @@ func (b bearers) close() {
 	if b.Verifier != nil {
 		b.Verifier.Close()
 	}
-}
-
-// resolve says in which tenant a request acts, by its verified token.
-func (b bearers) resolve(r *http.Request) (cells.TenantID, checks.Principal, error) {
-	if b.Verifier == nil {
-		return "", checks.Principal{}, &cells.Answer{Code: cells.CodeUnauthenticated, Detail: "nothing verifies credentials here"}
-	}
-	return b.Verifier.Resolve(r)
 }

@@ -22,6 +22,7 @@ import (
 // cell's own rows, and the check. A service on SQLite has none.
 type cellRows struct {
 	issuers bearers
+	people  *people
 	rows    *tenancypg.Store
 	config  checks.Config
 }
@@ -43,6 +44,9 @@ func (o *options) boot(log *slog.Logger) (s checks.Settings, b bearers, err erro
 	}
 	if o.issuers == "" {
 		return s, b, fmt.Errorf("%w: CELL is %s and nothing verifies credentials; set --issuers", cells.ErrInvalid, s.Cell)
+	}
+	if s.Configuration.SCIM && s.SCIMTokensFile == "" {
+		return s, b, fmt.Errorf("%w: CELL_SCIM is on and CELL_SCIM_TOKENS_FILE is not set; nobody could be provisioned", cells.ErrInvalid)
 	}
 	if b, err = readIssuers(o.issuers, log); err != nil {
 		return s, b, err
@@ -82,6 +86,9 @@ func (o *options) openCell(ctx context.Context, s checks.Settings, is bearers, d
 	if d.config.Fingerprint, err = s.Configuration.Fingerprint(); err != nil {
 		return nil, err
 	}
+	if d.people, err = openPeople(ctx, o.dsn, s, is, log); err != nil {
+		return nil, err
+	}
 	d.config.Router = nobody{}
 	if s.RouterURL != "" || s.RouterToken != "" {
 		c, err := deployclient.NewCell(s.Cell, s.RouterURL, s.RouterToken)
@@ -95,6 +102,7 @@ func (o *options) openCell(ctx context.Context, s checks.Settings, is bearers, d
 
 func (d *cellRows) close() {
 	if d != nil {
+		d.people.close()
 		d.rows.Close()
 	}
 }
@@ -126,6 +134,7 @@ func (d *cellRows) start(ctx context.Context) (*checks.Process, error) {
 	if err := p.Start(ctx); err != nil {
 		return nil, errors.Join(err, leave(ctx, p))
 	}
+	d.people.begin(p)
 	return p, nil
 }
 
@@ -147,7 +156,7 @@ func (d *cellRows) guard(p *checks.Process, next http.Handler) http.Handler {
 	if p.Cell() == "" {
 		return p.Handler(next, checks.HTTP{Classify: func(*http.Request) checks.Class { return checks.Free }})
 	}
-	return p.Handler(next, checks.HTTP{Classify: memory.Classify, Resolve: d.issuers.resolve})
+	return d.people.beside(p, p.Handler(next, checks.HTTP{Classify: memory.Classify, Resolve: d.people.resolve}))
 }
 
 // guardMember puts the check outside of a member's gate: the gate on the process and

@@ -7,6 +7,9 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/cloister-dev/cloister/member/signin"
+	"github.com/cloister-dev/cloister/member/signin/scim"
+	checks "github.com/cloister-dev/cloister/member/tenancy"
 	"github.com/cloister-dev/cloister/member/tenancy/census"
 	"github.com/cloister-dev/cloister/services/memory"
 )
@@ -26,6 +29,10 @@ var decided = census.Table{
 		"POST /v1/memory.history":  {Tenants: []string{"X-Tenant"}, Others: with("before", "limit")},
 		"POST /v1/memory.bulk_set": {Tenants: []string{"X-Tenant"}, Others: []string{"items", "items.namespace", "items.key", "items.value", "items.if_version"}},
 		"POST /v1/memory.bulk_get": {Tenants: []string{"X-Tenant"}, Others: []string{"items", "items.namespace", "items.key"}},
+		signin.PathMetadata:        {Class: checks.Free, Why: "it says where people sign in, to anybody"},
+		"/scim/v2/":                {Class: checks.Free, Why: "what the provider may ask of the protocol"},
+		"/scim/v2/Users":           {Class: checks.Free, Why: "people are the cell's, and in no tenant"},
+		"/scim/v2/Groups":          {Tenants: []string{"X-Tenant"}},
 		"GET /v1/events":           {Tenants: []string{"X-Tenant"}, Others: []string{"Last-Event-ID", "?after"}},
 	},
 	Commands: map[string]bool{"memory": false, "memory import": true},
@@ -48,6 +55,11 @@ func TestCensus(t *testing.T) {
 		if got := memory.Classify(nil); got != decided.Routes[r.Pattern].Class {
 			t.Errorf("%s is %s for the process", r.Pattern, got)
 		}
+	}
+	s.Routes = append(s.Routes, signin.PathMetadata)
+	for pattern, parameters := range scim.Routes() {
+		s.Routes = append(s.Routes, pattern)
+		s.Parameters[pattern] = parameters
 	}
 	census.Check(t, s, decided)
 }
