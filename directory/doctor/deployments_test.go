@@ -23,6 +23,8 @@ import (
 	tenancypg "github.com/cloister-dev/cloister/guard/postgres/tenancy"
 	"github.com/cloister-dev/cloister/guard/tenancy"
 	"github.com/cloister-dev/cloister/internal/pgtest"
+	"github.com/cloister-dev/cloister/member/signin"
+	signinpg "github.com/cloister-dev/cloister/member/signin/postgres"
 	"github.com/cloister-dev/cloister/member/stores"
 	storespg "github.com/cloister-dev/cloister/member/stores/postgres"
 )
@@ -335,6 +337,33 @@ func TestDeployments(t *testing.T) {
 		if r.Outcome != doctor.NotRun || !strings.Contains(r.Reason, "cell two") || strings.Contains(r.Reason, "hidden-word") {
 			t.Errorf("without a cell's database: %+v", r)
 		}
+	})
+	t.Run("bots", func(t *testing.T) {
+		w := in(t)
+		recorded := w.edited(func(v *deploy.View) { v.Cells[0].Bots = []deploy.Bot{{Name: "glass", Thumbprint: "p"}} })
+		w.finds(recorded, "cell-bots", "one", "no bot glass")
+		store, err := signinpg.Open(t.Context(), w.src.Stores[0].Address, signinpg.Options{})
+		w.must(err)
+		defer store.Close()
+		w.finds(recorded, "cell-bots", "one", "no bot glass")
+		b := signin.Bot{Name: "glass", Key: []byte(`{}`), Thumbprint: "p"}
+		w.must(store.PutBot(t.Context(), b, signin.Entry{Actor: "op", Action: "bot.create"}))
+		if rep := w.examine(recorded, "cell-bots"); rep.Exit() != 0 || len(rep.Result("cell-bots").Findings) > 0 {
+			t.Errorf("a bot that nobody used: %+v", rep.Results)
+		}
+		soon := time.Now().Add(time.Hour)
+		w.must(store.Challenge(t.Context(), [32]byte{1}, "glass", soon))
+		w.must(store.Answered(t.Context(), [32]byte{1}, "glass", time.Now(), [32]byte{2}, soon, signin.Entry{Actor: "sa:glass", Action: "bot.token"}))
+		w.finds(recorded, "cell-bots", "one", "sa:glass has proved itself 1 times")
+		if rep := w.examine(recorded, "cell-bots"); rep.Exit() != 0 {
+			t.Errorf("a use is more than a note: %+v", rep.Results)
+		}
+		b.Thumbprint = "q"
+		w.must(store.PutBot(t.Context(), b, signin.Entry{}))
+		w.finds(recorded, "cell-bots", "one", "another key")
+		b.Thumbprint, b.Disabled = "p", true
+		w.must(store.PutBot(t.Context(), b, signin.Entry{}))
+		w.finds(recorded, "cell-bots", "one", "is disabled")
 	})
 }
 

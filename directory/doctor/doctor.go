@@ -156,7 +156,7 @@ func (o *Options) complete() {
 
 // Checks lists all checks, in the order in which they are run.
 func Checks() []Check {
-	return slices.Concat(fileChecks(), fleetChecks(), storeChecks(), deploymentChecks(), cellChecks())
+	return slices.Concat(fileChecks(), fleetChecks(), storeChecks(), deploymentChecks(), cellChecks(), botChecks())
 }
 
 // Examine runs the checks. The error wraps [cells.ErrInvalid] when Only names a check

@@ -98,6 +98,7 @@ type Subject struct {
 func (p *Check) Admit(ctx context.Context, t Token) error {
 	key := passKey{strings.Join(append([]string{t.Issuer, string(t.Kind), t.Subject, t.Creator, t.IssuedAt.String(), string(t.Tenant)}, t.Actors...), "\x00"), t.Email}
 	begun := p.cfg.Now()
+	known := false // the account has this token already
 	if p.cfg.CacheFor > 0 {
 		p.mu.Lock()
 		at, ok := p.passed[key]
@@ -105,6 +106,7 @@ func (p *Check) Admit(ctx context.Context, t Token) error {
 		if ok && begun.Sub(at) < p.cfg.CacheFor {
 			return nil
 		}
+		known = ok
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
 	defer cancel()
@@ -120,7 +122,7 @@ func (p *Check) Admit(ctx context.Context, t Token) error {
 			return err
 		}
 	}
-	if _, isService := serviceName(t.Subject); t.Kind == People && !isService {
+	if _, isService := serviceName(t.Subject); t.Kind == People && !isService && !known {
 		a := Account{Issuer: t.Issuer, Subject: t.Subject, LastIssued: t.IssuedAt}
 		if t.Email != "" {
 			if n, err := NormalEmail(t.Email); err == nil {

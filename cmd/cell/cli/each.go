@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/directory/deploy"
 	"github.com/cloister-dev/cloister/internal/files"
 )
 
@@ -38,6 +39,7 @@ type eachResult struct {
 func (a *app) eachCmd() *cobra.Command {
 	var router, dir, record string
 	var again bool
+	var who eachBot
 	c := &cobra.Command{
 		Use:   "each --cells DIR --record FILE -- COMMAND [ARG...]",
 		Short: "Run a command of no tenant in every cell, and again in those where it failed",
@@ -45,7 +47,11 @@ func (a *app) eachCmd() *cobra.Command {
 with the cell's settings (DIR/<cell>.env) in its environment and without this command's
 own operator credential. How it ended in each cell is kept in FILE; it fails until the
 command has succeeded in all, and when it is run again only the cells where it has not
-are tried. FILE of another command is refused, unless --again begins anew.`,
+are tried. FILE of another command is refused, unless --again begins anew.
+
+With --bot the command gets a token of the cell in CELL_BOT_TOKEN, good for five minutes:
+the bot proves itself to each cell with its key there, which has to be the one that the
+directory knows by its thumbprint. Each use of the token is in the cell's audit.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	f := c.Flags()
@@ -53,15 +59,19 @@ are tried. FILE of another command is refused, unless --again begins anew.`,
 	f.StringVar(&dir, "cells", "", "folder with the settings of every cell, <cell>.env each")
 	f.StringVar(&record, "record", "", "file that keeps how it ended in each cell")
 	f.BoolVar(&again, "again", false, "run it in every cell, whatever the file says")
+	who.add(c)
 	_ = c.MarkFlagRequired("cells")
 	_ = c.MarkFlagRequired("record")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.each(cmd.Context(), router, dir, record, again, args)
+		if err := who.check(); err != nil {
+			return err
+		}
+		return a.each(cmd.Context(), router, dir, record, again, &who, args)
 	}
 	return c
 }
 
-func (a *app) each(ctx context.Context, router, dir, record string, again bool, args []string) error {
+func (a *app) each(ctx context.Context, router, dir, record string, again bool, who *eachBot, args []string) error {
 	list, err := cellFiles(dir)
 	if err != nil {
 		return err
@@ -100,7 +110,7 @@ func (a *app) each(ctx context.Context, router, dir, record string, again bool, 
 			continue
 		}
 		a.log.Info("running", "cell", name)
-		res := a.runEach(ctx, envs[name], args)
+		res := a.proveAndRun(ctx, who, &v.Cells[i], envs[name], args)
 		rec.Cells[name] = res
 		b, err := json.MarshalIndent(rec, "", "  ")
 		if err != nil {
@@ -151,6 +161,18 @@ func readEach(path string, args []string, again bool) (rec eachRecord, err error
 		rec.Cells = fresh.Cells
 	}
 	return rec, nil
+}
+
+// proveAndRun gets the token of a bot, where one is wanted, and runs the command.
+func (a *app) proveAndRun(ctx context.Context, who *eachBot, c *deploy.Cell, env, args []string) eachResult {
+	if who.name == "" {
+		return a.runEach(ctx, env, args)
+	}
+	token, err := who.token(ctx, c, env)
+	if err != nil {
+		return eachResult{Exit: -1, Error: err.Error(), At: time.Now().UTC().Truncate(time.Second)}
+	}
+	return a.runEach(ctx, append(env[:len(env):len(env)], "CELL_BOT_TOKEN="+token), args)
 }
 
 // runEach runs the command in one cell. What it prints goes to standard error, when

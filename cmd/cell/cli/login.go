@@ -78,9 +78,6 @@ file that only its owner can read, and is not printed.`,
 func (a *app) login(ctx context.Context, cfg login.Config, file string) error {
 	t, err := login.Run(ctx, cfg)
 	if err != nil {
-		if errors.Is(err, cells.ErrInvalid) && t.Host == "" && ctx.Err() == nil {
-			return &usageError{err}
-		}
 		return err
 	}
 	if file == "" {

@@ -180,7 +180,7 @@ through its state folder (--fleet, $CELL_FLEET_DIR, default .cell).`,
 	}
 	add("fleet", a.devCmd(), a.doctorCmd(), a.pkiCmd(), a.benchCmd())
 	add("tenants", a.cellsCmd(), a.versionsCmd(), a.placeCmd(), a.whichCmd(), a.limitCmd(), a.credentialCmd(), a.tenantsCmd(), a.explainCmd())
-	add("deployments", a.prepareCmd(), a.attachCmd(), a.updateCmd(), a.restoreCmd(), a.eachCmd(), a.scimTokenCmd(), a.loginCmd())
+	add("deployments", a.prepareCmd(), a.attachCmd(), a.updateCmd(), a.restoreCmd(), a.eachCmd(), a.scimTokenCmd(), a.loginCmd(), a.botCmd())
 	add("moves", a.moveCmd(), a.preflightCmd(), a.movesCmd(), a.campaignCmd(), a.rebalanceCmd(), a.rolloutCmd(), a.budgetCmd())
 	add("servers", a.directoryCmd(), a.routerCmd(), a.provisionerCmd(), a.renderCmd(), a.sidecarCmd(), a.tableCmd())
 	root.AddCommand(a.docsCmd(), a.versionCmd())

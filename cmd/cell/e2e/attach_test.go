@@ -310,6 +310,23 @@ func (d *deployments) ask(method, path, host, token, tenant, body string) string
 
 const setItem = `{"namespace":"n","key":"k","value":1}`
 
+// bot makes a bot that may act in every tenant and returns what the directory keeps of it.
+func (s *service) bot(name string) string {
+	s.Helper()
+	key := filepath.Join(s.dir, "bots", s.name+".jwk")
+	if err := os.MkdirAll(filepath.Dir(key), 0o700); err != nil {
+		s.Fatal(err)
+	}
+	if out, err := exec.Command(filepath.Join(bin, "cell"), "bot", "new-key", "--key-file", key).CombinedOutput(); err != nil {
+		s.Fatalf("%v\n%s", err, out)
+	}
+	out, err := exec.Command(filepath.Join(bin, "cell"), "bot", "create", name, "--public-key", key, "--platform-admin", "--env-file", s.env).Output()
+	if err != nil {
+		s.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
 // command is a cell command on a deployment.
 func (s *service) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(bin, "cell"), append(args, "--router", s.router, "--credential-file", s.operator, "--env-file", s.env)...)
@@ -354,11 +371,13 @@ func TestAttachDeployments(t *testing.T) {
 	if got := d.ask("POST", "/v1/memory.set", "app.example.com", "", "acme", setItem); got != "200" {
 		t.Fatalf("before prepare: %s", got)
 	}
-	one.run("prepare", "--host", "app.example.com", "--credential-sha256", one.sum)
+	botOfOne := one.bot("each")
+	one.run("prepare", "--host", "app.example.com", "--credential-sha256", one.sum, "--bot", botOfOne)
 	if got := d.ask("POST", "/v1/memory.set", "app.example.com", "", "beta", setItem); got != "200" {
 		t.Fatalf("between prepare and the roll-out: %s", got)
 	}
-	attach := []string{"attach", "--allow-asynchronous", "--request-deadline", "100ms", "--alive", "3s", "--wait", "60s"}
+	common := []string{"attach", "--allow-asynchronous", "--request-deadline", "100ms", "--alive", "3s", "--wait", "60s", "--bot"}
+	attach := append(common[:len(common):len(common)], botOfOne)
 	one.refused("CELL is not set", attach...)
 	one.stop()
 	one.start(true)
@@ -431,7 +450,7 @@ func TestAttachDeployments(t *testing.T) {
 	}
 	two.run("prepare", "--host", "two.example.com", "--credential-sha256", two.sum, "--probe-url", "http://"+two.probe)
 	eventually(t, "two is ready", two.ready)
-	later := append(attach, "--upstream", "http://"+two.addr, "--cells", filepath.Join(d.dir, "cells"))
+	later := append(common, two.bot("each"), "--upstream", "http://"+two.addr, "--cells", filepath.Join(d.dir, "cells"))
 	two.refused("triggers are not in order", later...)
 	two.stop()
 	two.start(true)
@@ -452,10 +471,12 @@ func TestAttachDeployments(t *testing.T) {
 	d.hostile(t, one, two)
 
 	// In every cell, and again where it failed.
+	var proof []string
+	record := "each.json"
 	each := func(want int, args ...string) {
 		t.Helper()
-		cmd := exec.Command(filepath.Join(bin, "cell"), append([]string{"each", "--router", d.router, "--credential-file", d.operator, "--cells", filepath.Join(d.dir, "cells"),
-			"--record", filepath.Join(d.dir, "each.json"), "--"}, args...)...)
+		cmd := exec.Command(filepath.Join(bin, "cell"), append(append([]string{"each", "--router", d.router, "--credential-file", d.operator, "--cells", filepath.Join(d.dir, "cells"),
+			"--record", filepath.Join(d.dir, record)}, proof...), append([]string{"--"}, args...)...)...)
 		out, _ := cmd.CombinedOutput()
 		if cmd.ProcessState.ExitCode() != want {
 			t.Errorf("each: exit %d, want %d\n%s", cmd.ProcessState.ExitCode(), want, out)
@@ -472,4 +493,31 @@ func TestAttachDeployments(t *testing.T) {
 	if ran, err := os.ReadFile(filepath.Join(d.dir, "ran")); err != nil || string(ran) != "one \ntwo \ntwo \n" {
 		t.Errorf("it ran as %q, %v", ran, err)
 	}
+
+	// With a token of each cell's bot, which SCIM does not know.
+	record = "each-bot.json"
+	proof = []string{"--bot", "each", "--bot-keys", filepath.Join(d.dir, "bots"), "--bot-address", "one=http://" + one.addr, "--bot-address", "two=http://" + two.addr}
+	each(0, "sh", "-c", fmt.Sprintf(`printf %%s "$CELL_BOT_TOKEN" > %s/token-$CELL`, d.dir))
+	for _, c := range []struct{ cell, host, tenant, want string }{
+		{"one", "app.example.com", "acme", "200"}, {"one", "app.example.com", "beta", "200"}, {"one", "app.example.com", "unheld", "409 WRONG_CELL"},
+		{"one", "two.example.com", "gamma", "401 UNAUTHENTICATED"}, {"two", "two.example.com", "gamma", "200"},
+	} {
+		token, err := os.ReadFile(filepath.Join(d.dir, "token-"+c.cell))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := d.ask("POST", "/v1/memory.get", c.host, string(token), c.tenant, `{"namespace":"n","key":"k"}`); got != c.want {
+			t.Errorf("the bot of %s at %s in %s: %s, want %s", c.cell, c.host, c.tenant, got, c.want)
+		}
+	}
+	out, err := exec.Command(filepath.Join(bin, "cell"), "bot", "audit", "--env-file", one.env, "--json").Output()
+	if err != nil || bytes.Count(out, []byte(`"bot.token"`)) != 1 || bytes.Count(out, []byte(`"bot.use"`)) != 3 || bytes.Contains(out, []byte("lcb_")) {
+		t.Errorf("the audit of one: %s, %v", out, err)
+	}
+	// A key that is not the one that the directory knows.
+	record = "each-wrong.json"
+	if err := os.Rename(filepath.Join(d.dir, "bots", "two.jwk"), filepath.Join(d.dir, "bots", "one.jwk")); err != nil {
+		t.Fatal(err)
+	}
+	each(1, "true")
 }

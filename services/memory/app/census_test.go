@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cloister-dev/cloister/member/signin"
+	"github.com/cloister-dev/cloister/member/signin/bot"
 	"github.com/cloister-dev/cloister/member/signin/scim"
 	checks "github.com/cloister-dev/cloister/member/tenancy"
 	"github.com/cloister-dev/cloister/member/tenancy/census"
@@ -30,6 +31,8 @@ var decided = census.Table{
 		"POST /v1/memory.bulk_set": {Tenants: []string{"X-Tenant"}, Others: []string{"items", "items.namespace", "items.key", "items.value", "items.if_version"}},
 		"POST /v1/memory.bulk_get": {Tenants: []string{"X-Tenant"}, Others: []string{"items", "items.namespace", "items.key"}},
 		signin.PathMetadata:        {Class: checks.Free, Why: "it says where people sign in, to anybody"},
+		bot.PathChallenge:          {Class: checks.Free, Why: "a bot is the cell's, and in no tenant"},
+		bot.PathToken:              {Class: checks.Free, Why: "a bot is the cell's, and in no tenant"},
 		"/scim/v2/":                {Class: checks.Free, Why: "what the provider may ask of the protocol"},
 		"/scim/v2/Users":           {Class: checks.Free, Why: "people are the cell's, and in no tenant"},
 		"/scim/v2/Groups":          {Tenants: []string{"X-Tenant"}},
@@ -56,7 +59,7 @@ func TestCensus(t *testing.T) {
 			t.Errorf("%s is %s for the process", r.Pattern, got)
 		}
 	}
-	s.Routes = append(s.Routes, signin.PathMetadata)
+	s.Routes = append(s.Routes, signin.PathMetadata, bot.PathChallenge, bot.PathToken)
 	for pattern, parameters := range scim.Routes() {
 		s.Routes = append(s.Routes, pattern)
 		s.Parameters[pattern] = parameters

@@ -13,6 +13,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard/tenancy"
 	"github.com/cloister-dev/cloister/member/signin"
+	"github.com/cloister-dev/cloister/member/signin/bot"
 	signinpg "github.com/cloister-dev/cloister/member/signin/postgres"
 	"github.com/cloister-dev/cloister/member/signin/scim"
 	checks "github.com/cloister-dev/cloister/member/tenancy"
@@ -25,6 +26,7 @@ type people struct {
 	check   *signin.Check
 	scim    *scim.Handler // nil with SCIM off
 	where   http.Handler  // says where people sign in; nil without a provider
+	bots    *bot.Server
 	process *checks.Process
 }
 
@@ -49,6 +51,9 @@ func openPeople(ctx context.Context, dsn string, s checks.Settings, b bearers, l
 		return signin.NeedNotGone, nil
 	}})
 	if err != nil {
+		return nil, err
+	}
+	if p.bots, err = bot.New(bot.Config{Store: p.store, Base: s.Configuration.PublicBaseURL}); err != nil {
 		return nil, err
 	}
 	if c := s.Configuration; c.OIDCIssuer != "" && c.OIDCClientID != "" {
@@ -114,7 +119,12 @@ func (p *people) principal(ctx context.Context, raw string) (checks.Principal, e
 
 // resolve says in which tenant a request acts.
 func (p *people) resolve(r *http.Request) (cells.TenantID, checks.Principal, error) {
-	return signin.Resolve(r, p.principal)
+	return signin.Resolve(r, func(ctx context.Context, raw string) (checks.Principal, error) {
+		if p != nil && bot.Is(raw) {
+			return p.bots.Principal(ctx, raw, fmt.Sprintf("%s %.200s in tenant %.200q", r.Method, r.URL.Path, r.Header.Get(signin.HeaderTenant)))
+		}
+		return p.principal(ctx, raw)
+	})
 }
 
 // beside serves what is no call of the API: it goes through the gate on the process,
@@ -126,13 +136,15 @@ func (p *people) beside(process *checks.Process, api http.Handler) http.Handler 
 	free := func(h http.Handler) http.Handler {
 		return process.Handler(h, checks.HTTP{Classify: func(*http.Request) checks.Class { return checks.Free }})
 	}
-	provision, where := free(p.scim), free(p.where)
+	provision, where, prove := free(p.scim), free(p.where), free(p.bots)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case p.scim != nil && strings.HasPrefix(r.URL.Path, scim.Prefix):
 			provision.ServeHTTP(w, r)
 		case p.where != nil && r.URL.Path == signin.PathMetadata:
 			where.ServeHTTP(w, r)
+		case r.URL.Path == bot.PathChallenge || r.URL.Path == bot.PathToken:
+			prove.ServeHTTP(w, r)
 		default:
 			api.ServeHTTP(w, r)
 		}

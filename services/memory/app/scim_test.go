@@ -12,6 +12,9 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard/tenancy"
+	"github.com/cloister-dev/cloister/member/signin"
+	"github.com/cloister-dev/cloister/member/signin/bot"
+	signinpg "github.com/cloister-dev/cloister/member/signin/postgres"
 	checks "github.com/cloister-dev/cloister/member/tenancy"
 	"github.com/cloister-dev/cloister/services/idp"
 	"github.com/cloister-dev/cloister/services/idp/idptest"
@@ -133,5 +136,55 @@ func TestBootWithSCIMTokens(t *testing.T) {
 				t.Errorf("%d: %s", code, out.String())
 			}
 		})
+	}
+}
+
+// A bot that proves itself with its key reaches the cell when SCIM has let nobody in.
+func TestBreakGlass(t *testing.T) {
+	w := newWorld(t)
+	token, _, err := checks.NewSCIMToken("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeTokens(t, token)
+	base := w.start("--issuers", w.issuers)
+	w.prepare(true, tenancy.Recording)
+	w.until("it is ready", func() bool { return w.ready(base) })
+	if _, _, err := w.rows.Record(t.Context(), "t1"); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := w.rows.SetMode(t.Context(), tenancy.Enforced, tenancy.ModeWrite{}); err != nil || m != tenancy.Enforced {
+		t.Fatalf("%q, %v", m, err)
+	}
+	w.until("nobody is let in", func() bool { s, _ := w.set(base, "t1"); return s == 403 })
+	store, err := signinpg.Open(t.Context(), w.dsn, signinpg.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	private, public, thumb, err := bot.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.PutBot(t.Context(), signin.Bot{Name: "glass", Key: public, Thumbprint: thumb, Admin: true}, signin.Entry{Actor: "operator", Action: "bot.create"}); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := bot.Proof{Name: "glass", Key: private, Base: "https://a.example", Address: base}.Token(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for tenant, want := range map[string]int{"t1": 200, "unheld": 409, "": 400} {
+		header := []string{"X-Tenant", tenant}
+		if tenant == "" {
+			header = nil
+		}
+		if status, code, _ := w.ask(base, "POST", "/v1/memory.set", oneItem, raw, header...); status != want {
+			t.Errorf("the bot in %q: %d %s, want %d", tenant, status, code, want)
+		}
+	}
+	w.untouched("unheld")
+	list, err := store.Audit(t.Context(), "", 100)
+	if err != nil || len(list) != 5 || list[2].Actor != "sa:glass" || list[2].Action != "bot.use" || !strings.Contains(list[2].Detail, "/v1/memory.set") {
+		t.Errorf("%+v, %v", list, err)
 	}
 }
