@@ -82,7 +82,8 @@ type Cell struct {
 	// Closed cells take no new tenants. PlacementsMax bounds their number; nil is none.
 	Closed        bool   `json:"closed,omitempty"`
 	PlacementsMax *int64 `json:"placements_max,omitempty"`
-	// Placements is how many tenants are placed in the cell. Kept by the store.
+	// Placements is how many tenants are placed in the cell, those included for which it
+	// keeps a place while they are moved here. Kept by the store.
 	Placements int64     `json:"placements"`
 	Bots       []Bot     `json:"bots,omitempty"`
 	Revision   int64     `json:"revision"`
@@ -146,6 +147,10 @@ type Placement struct {
 	// directory; 0 and "" before the first.
 	Epoch cells.Epoch  `json:"epoch,omitempty"`
 	Move  cells.MoveID `json:"move,omitempty"`
+	// MovingTo is the cell that has a place for the tenant while the move MovingBy is
+	// under way; both "" otherwise.
+	MovingTo cells.CellID `json:"moving_to,omitempty"`
+	MovingBy cells.MoveID `json:"moving_by,omitempty"`
 }
 
 // By says who placed a tenant.

@@ -38,7 +38,10 @@
 //
 // In a pinned directory no placement ever changes; the database itself refuses it. A
 // movable one has [Store.Repoint] for what moves tenants: it follows a move that the
-// tenant's route has decided, to a higher epoch only. Rows are never deleted in either.
+// tenant's route has decided, to a higher epoch only. A decision cannot be taken back
+// when the target turns out to be full, so a move has its place before it begins
+// ([Store.Reserve]), and counts in both cells until it is over. Rows are never deleted
+// in either.
 //
 // # What two cells may not share
 //

@@ -23,7 +23,7 @@ var (
 	ErrCredential = errors.New("deploy: the credential is not the cell's")
 	// ErrNoCell: no such cell is registered, or no first one.
 	ErrNoCell = errors.New("deploy: no such cell is registered")
-	// ErrPinned: the directory is pinned. Returned by Repoint.
+	// ErrPinned: the directory is pinned. Returned by Reserve and Repoint.
 	ErrPinned = fmt.Errorf("%w: deploy: the directory is pinned, placements never change", cells.ErrConflict)
 	// ErrPlacedElsewhere: a tenant that a change would place is in another cell. The
 	// change is not made.
@@ -50,7 +50,7 @@ type Call struct {
 type Repoint struct {
 	Tenant   cells.TenantID
 	From, To cells.CellID
-	// Epoch of the route after the move, above the placement's.
+	// Epoch of the route after the move, above the placement's. Not for Reserve.
 	Epoch cells.Epoch
 	Move  cells.MoveID
 	At    time.Time
@@ -124,8 +124,17 @@ type Store interface {
 	Placement(ctx context.Context, tenant cells.TenantID) (Placement, error)
 	// Placements lists.
 	Placements(ctx context.Context, f PlacementFilter) ([]Placement, error)
-	// Repoint changes a placement of a movable directory. A repeated one changes
-	// nothing. ErrPinned; ErrNotFound; ErrConflict when the placement is not in From, or
-	// its epoch is not below; ErrNoCell and ErrClosed of the target, whose quota holds.
+	// Reserve keeps a place in To for a tenant whose move from From is about to begin,
+	// in a movable directory: it counts in both cells until Repoint or Release. A repeated
+	// one changes nothing. ErrPinned; ErrNotFound; ErrConflict when the placement is not in
+	// From, or another move has a place for the tenant; ErrNoCell and ErrClosed of the
+	// target, whose quota holds.
+	Reserve(ctx context.Context, r Repoint, audit api.AuditEntry) error
+	// Release gives the place up that the move has; without one nothing is changed.
+	Release(ctx context.Context, tenant cells.TenantID, move cells.MoveID, audit api.AuditEntry) error
+	// Repoint changes a placement of a movable directory, and takes the place that the
+	// move has. A repeated one changes nothing. ErrPinned; ErrNotFound; ErrConflict when the
+	// placement is not in From, its epoch is not below, or another move has a place; for a
+	// move that has none ErrNoCell and ErrClosed of the target, whose quota holds.
 	Repoint(ctx context.Context, r Repoint, audit api.AuditEntry) (Placement, error)
 }

@@ -166,6 +166,20 @@ func (l *Lazy) Placements(ctx context.Context, f deploy.PlacementFilter) ([]depl
 	return use(ctx, l, func(s Store) ([]deploy.Placement, error) { return s.Deployments().Placements(ctx, f) })
 }
 
+// Reserve implements [deploy.Store].
+func (l *Lazy) Reserve(ctx context.Context, r deploy.Repoint, audit api.AuditEntry) error {
+	_, err := use(ctx, l, func(s Store) (struct{}, error) { return struct{}{}, s.Deployments().Reserve(ctx, r, audit) })
+	return err
+}
+
+// Release implements [deploy.Store].
+func (l *Lazy) Release(ctx context.Context, tenant cells.TenantID, move cells.MoveID, audit api.AuditEntry) error {
+	_, err := use(ctx, l, func(s Store) (struct{}, error) {
+		return struct{}{}, s.Deployments().Release(ctx, tenant, move, audit)
+	})
+	return err
+}
+
 // Repoint implements [deploy.Store].
 func (l *Lazy) Repoint(ctx context.Context, r deploy.Repoint, audit api.AuditEntry) (deploy.Placement, error) {
 	return use(ctx, l, func(s Store) (deploy.Placement, error) { return s.Deployments().Repoint(ctx, r, audit) })

@@ -123,6 +123,31 @@ func (s *brokenStore) Repoint(ctx context.Context, r deploy.Repoint, a api.Audit
 	return p, err
 }
 
+func (s *brokenStore) Reserve(ctx context.Context, r deploy.Repoint, a api.AuditEntry) error {
+	err := s.Store.Reserve(ctx, r, a)
+	switch {
+	case s.name == "places are not kept" && err == nil:
+		return s.Store.Release(ctx, r.Tenant, r.Move, a)
+	case s.name == "full cells have places" && errors.Is(err, deploy.ErrClosed):
+		return nil
+	}
+	return err
+}
+
+func (s *brokenStore) Release(ctx context.Context, tenant cells.TenantID, move cells.MoveID, a api.AuditEntry) error {
+	switch s.name {
+	case "anybody gives places up":
+		p, err := s.Placement(ctx, tenant)
+		if err != nil {
+			return nil
+		}
+		move = p.MovingBy
+	case "places are kept for ever":
+		return nil
+	}
+	return s.Store.Release(ctx, tenant, move, a)
+}
+
 func (s *brokenStore) Placements(ctx context.Context, f deploy.PlacementFilter) ([]deploy.Placement, error) {
 	if s.name == "pages are of every cell" {
 		f.Cell = ""
@@ -151,6 +176,10 @@ func TestDeploymentsKillMutants(t *testing.T) {
 		"pinned directories pretend":       "PinnedNeverChanges",
 		"moves need no higher epoch":       "MovableFollowsMoves",
 		"pages are of every cell":          "PlacementPages",
+		"places are not kept":              "MovesHaveTheirPlace",
+		"full cells have places":           "MovesHaveTheirPlace",
+		"anybody gives places up":          "MovesHaveTheirPlace",
+		"places are kept for ever":         "MovesHaveTheirPlace",
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, ok := byName[killer]

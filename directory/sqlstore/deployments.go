@@ -287,12 +287,12 @@ func (d deployments) insert(ctx context.Context, tx *Tx, p deploy.Placement, aud
 	return winner{won, n == 1}, err
 }
 
-const deploymentPlacements = `SELECT p.tenant, p.cell, c.deployment_id, p.placed_by, p.actor, p.at, p.epoch, p.move
+const deploymentPlacements = `SELECT p.tenant, p.cell, c.deployment_id, p.placed_by, p.actor, p.at, p.epoch, p.move, p.moving_to, p.moving_by
 	FROM deployment_placements p JOIN deployment_cells c ON c.name = p.cell`
 
 func scanPlacement(row interface{ Scan(...any) error }) (p deploy.Placement, err error) {
 	var at int64
-	err = row.Scan(&p.Tenant, &p.Cell, &p.DeploymentID, &p.By, &p.Actor, &at, &p.Epoch, &p.Move)
+	err = row.Scan(&p.Tenant, &p.Cell, &p.DeploymentID, &p.By, &p.Actor, &at, &p.Epoch, &p.Move, &p.MovingTo, &p.MovingBy)
 	p.At = fromMicros(at)
 	return p, err
 }
@@ -363,52 +363,4 @@ func (d deployments) Place(ctx context.Context, call deploy.Call, audit api.Audi
 		return err
 	})
 	return won.Placement, won.created && err == nil, err
-}
-
-// Repoint implements [deploy.Store].
-func (d deployments) Repoint(ctx context.Context, r deploy.Repoint, audit api.AuditEntry) (out deploy.Placement, err error) {
-	err = d.s.tx(ctx, "repoint", func(tx *Tx) error {
-		v, _, err := viewIn(ctx, tx)
-		if err != nil {
-			return err
-		}
-		if v.Kind != deploy.Movable {
-			return deploy.ErrPinned
-		}
-		p, err := placementIn(ctx, tx, r.Tenant)
-		if err != nil {
-			return err
-		}
-		if p.Cell == r.To && p.Epoch == r.Epoch && p.Move == r.Move {
-			out = p
-			return nil
-		}
-		if p.Cell != r.From || p.Epoch >= r.Epoch {
-			return fmt.Errorf("%w: tenant %s is placed in cell %s at epoch %d", cells.ErrConflict, r.Tenant, p.Cell, p.Epoch)
-		}
-		to, _, err := scanDeployment(tx.QueryRowContext(ctx, deploymentCells+` WHERE name = ?`+d.s.d.ForUpdate, r.To))
-		if errors.Is(err, sql.ErrNoRows) {
-			return fmt.Errorf("%w: %s", deploy.ErrNoCell, r.To)
-		}
-		if err != nil {
-			return err
-		}
-		if to.State != deploy.Serving {
-			return fmt.Errorf("%w: cell %s is %s", deploy.ErrClosed, r.To, to.State)
-		}
-		if err := deploy.Room(&to, 1); err != nil && r.From != r.To {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, `UPDATE deployment_placements SET cell = ?, epoch = ?, move = ? WHERE tenant = ?`,
-			r.To, int64(r.Epoch), r.Move, r.Tenant); err != nil {
-			return err
-		}
-		audit.Tenant, audit.Cell, audit.Move = r.Tenant, r.To, r.Move
-		if err := insertAudit(ctx, tx, audit); err != nil {
-			return err
-		}
-		out, err = placementIn(ctx, tx, r.Tenant)
-		return err
-	})
-	return out, err
 }

@@ -64,6 +64,7 @@ func Cases() []Case {
 		{"AttachRefusesTenantsOfOthers", attachRefusesTenantsOfOthers},
 		{"PinnedNeverChanges", pinnedNeverChanges},
 		{"MovableFollowsMoves", movableFollowsMoves},
+		{"MovesHaveTheirPlace", movesHaveTheirPlace},
 		{"PlacementPages", placementPages},
 	}
 }

@@ -243,7 +243,9 @@ func pinnedNeverChanges(t directorytest.TB, h Harness) {
 	e.must(e.s.Settle(e.ctx, deploy.Pinned, audit("settle")))
 	_, err = e.s.Repoint(e.ctx, deploy.Repoint{Tenant: "t", From: "one", To: "two", Epoch: 3, Move: "m", At: At}, audit("repoint"))
 	e.refused(err, deploy.ErrPinned, "a directory settled as pinned")
-	if p, err := e.s.Placement(e.ctx, "t"); err != nil || p.Cell != "one" || p.Epoch != 0 {
+	e.refused(e.s.Reserve(e.ctx, deploy.Repoint{Tenant: "t", From: "one", To: "two", Move: "m", At: At}, audit("reserve")), deploy.ErrPinned, "a place in a pinned directory")
+	e.must(e.s.Release(e.ctx, "t", "m", audit("release")))
+	if p, err := e.s.Placement(e.ctx, "t"); err != nil || p.Cell != "one" || p.Epoch != 0 || p.MovingTo != "" {
 		e.Errorf("%+v, %v", p, err)
 	}
 }
@@ -273,6 +275,66 @@ func movableFollowsMoves(t directorytest.TB, h Harness) {
 	e.refused(move("two", "one", 5, "n"), deploy.ErrClosed, "a move into a full cell")
 	_, err := e.s.Repoint(e.ctx, deploy.Repoint{Tenant: "v", From: "one", To: "two", Epoch: 3, Move: "m", At: At}, audit("repoint"))
 	e.refused(err, cells.ErrNotFound, "a move of nobody")
+}
+
+// movesHaveTheirPlace: between its beginning and its end a move counts in both cells,
+// and nobody else gets its place.
+func movesHaveTheirPlace(t directorytest.TB, h Harness) {
+	e := start(t, h)
+	e.must(e.s.Settle(e.ctx, deploy.Movable, audit("settle")))
+	e.first("one", "t", "u")
+	e.later("two", "b")
+	limit := int64(1)
+	e.mustChange("two", deploy.Limit(nil, &limit))
+	move := deploy.Repoint{Tenant: "t", From: "one", To: "two", Move: "m", At: At}
+	reserve := func(change func(*deploy.Repoint)) error {
+		r := move
+		change(&r)
+		return e.s.Reserve(e.ctx, r, audit("reserve"))
+	}
+	e.refused(reserve(func(r *deploy.Repoint) { r.From, r.To = "two", "one" }), cells.ErrConflict, "a place from where the tenant is not")
+	e.refused(reserve(func(r *deploy.Repoint) { r.To = "one" }), cells.ErrConflict, "a place where it is")
+	e.refused(reserve(func(r *deploy.Repoint) { r.To = "three" }), deploy.ErrNoCell, "a place nowhere")
+	e.refused(reserve(func(r *deploy.Repoint) { r.Tenant = "v" }), cells.ErrNotFound, "a place for nobody")
+	shut, open := true, false
+	e.mustChange("two", deploy.Limit(&shut, nil))
+	e.refused(reserve(func(*deploy.Repoint) {}), deploy.ErrClosed, "a place in a closed cell")
+	e.mustChange("two", deploy.Limit(&open, nil))
+	e.must(reserve(func(*deploy.Repoint) {}))
+	e.must(reserve(func(*deploy.Repoint) {})) // again
+	if e.count("one") != 2 || e.count("two") != 1 || e.audits("reserve") != 1 {
+		e.Errorf("%d and %d are counted, %d audited", e.count("one"), e.count("two"), e.audits("reserve"))
+	}
+	if p, err := e.s.Placement(e.ctx, "t"); err != nil || p.Cell != "one" || p.MovingTo != "two" || p.MovingBy != "m" || p.Epoch != 0 {
+		e.Errorf("with a place: %+v, %v", p, err)
+	}
+	_, _, err := e.place(call("two", "b", "x"))
+	e.refused(err, deploy.ErrClosed, "a tenant in a place that a move has")
+	e.refused(reserve(func(r *deploy.Repoint) { r.Tenant, r.Move = "u", "n" }), deploy.ErrClosed, "a second move into the last place")
+	e.refused(reserve(func(r *deploy.Repoint) { r.Move = "n" }), cells.ErrConflict, "a second move of the tenant")
+	_, err = e.s.Repoint(e.ctx, deploy.Repoint{Tenant: "t", From: "one", To: "two", Epoch: 3, Move: "n", At: At}, audit("repoint"))
+	e.refused(err, cells.ErrConflict, "another move's place")
+	e.must(e.s.Release(e.ctx, "t", "n", audit("release")))
+	if e.count("two") != 1 || e.audits("release") != 0 {
+		e.Errorf("another move has given the place up: %d", e.count("two"))
+	}
+	e.must(e.s.Release(e.ctx, "t", "m", audit("release")))
+	e.must(e.s.Release(e.ctx, "t", "m", audit("release"))) // again
+	e.must(e.s.Release(e.ctx, "v", "m", audit("release")))
+	if e.count("one") != 2 || e.count("two") != 0 || e.audits("release") != 1 {
+		e.Errorf("given up: %d and %d are counted, %d audited", e.count("one"), e.count("two"), e.audits("release"))
+	}
+	// What has a place gets in, whatever has happened to the cell.
+	e.must(reserve(func(*deploy.Repoint) {}))
+	e.mustChange("two", deploy.Limit(&shut, nil))
+	p, err := e.s.Repoint(e.ctx, deploy.Repoint{Tenant: "t", From: "one", To: "two", Epoch: 3, Move: "m", At: At}, audit("repoint"))
+	if err != nil || p.Cell != "two" || p.MovingTo != "" || p.MovingBy != "" || e.count("one") != 1 || e.count("two") != 1 {
+		e.Errorf("%+v, %v; %d and %d", p, err, e.count("one"), e.count("two"))
+	}
+	e.must(e.s.Release(e.ctx, "t", "m", audit("release")))
+	if e.count("two") != 1 {
+		e.Errorf("the end of a move that was made took its place: %d", e.count("two"))
+	}
 }
 
 func placementPages(t directorytest.TB, h Harness) {
