@@ -28,6 +28,10 @@ var (
 	// ErrOtherRow: a row that is never changed is there and says something else.
 	// Returned by [Store.Prepare].
 	ErrOtherRow = fmt.Errorf("%w: tenancy: a row is there and differs", cells.ErrConflict)
+	// ErrMoved: the tenant's fence is closed here. Returned by [Store.HoldPlaced].
+	ErrMoved = fmt.Errorf("%w: tenancy: the tenant's fence is closed here", cells.ErrUnavailable)
+	// ErrNotMoved: the tenant's fence is not closed here. Returned by [Store.Unhold].
+	ErrNotMoved = fmt.Errorf("%w: tenancy: the tenant's fence is not closed here", cells.ErrConflict)
 	// ErrModeUnknown: the mode was perhaps written and cannot be read back. Returned
 	// by [Store.SetMode].
 	ErrModeUnknown = fmt.Errorf("%w: tenancy: the mode may have been written or not", cells.ErrUnavailable)
@@ -184,6 +188,13 @@ type Store interface {
 	// Hold writes rows of tenants that the directory has placed here; idempotent. It
 	// looks at no state.
 	Hold(ctx context.Context, tenants ...cells.TenantID) error
+	// HoldPlaced is Hold for the answer to a placement call, which may be as old as the
+	// call: a tenant that was moved away meanwhile, whose fence is closed here, is not
+	// held. [ErrMoved] then.
+	HoldPlaced(ctx context.Context, tenant cells.TenantID) error
+	// Unhold removes the row of a tenant that was moved away, and only while its fence is
+	// closed here: [ErrNotMoved] otherwise. Idempotent.
+	Unhold(ctx context.Context, tenant cells.TenantID) error
 	// Tenants lists the tenancy rows in the order of the ids.
 	Tenants(ctx context.Context) ([]cells.TenantID, error)
 	// Prepare writes whichever rows are missing, in one transaction, and returns the

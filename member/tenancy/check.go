@@ -264,7 +264,7 @@ func (p *Process) place(ctx context.Context, tenant cells.TenantID) error {
 		begun := time.Now()
 		hctx, cancel := context.WithTimeout(p.life, p.cfg.ReadTimeout)
 		defer cancel()
-		if err := p.cfg.Store.Hold(hctx, tenant); err != nil {
+		if err := p.cfg.Store.HoldPlaced(hctx, tenant); err != nil {
 			return nil, unavailable("the tenant's row could not be written", err)
 		}
 		p.remember(tenant, true, begun)

@@ -102,6 +102,8 @@ func (s *fakeStore) Hold(_ context.Context, ts ...cells.TenantID) error {
 	return s.fail()
 }
 
+func (s *fakeStore) HoldPlaced(ctx context.Context, t cells.TenantID) error { return s.Hold(ctx, t) }
+
 func (s *fakeStore) Beat(_ context.Context, h tenancy.Heartbeat) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

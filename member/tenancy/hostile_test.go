@@ -119,7 +119,9 @@ func TestForgedAdmissions(t *testing.T) {
 	}
 
 	// gRPC says the same in metadata.
-	g := mt.GRPC{Resolve: func(context.Context, string, any) (cells.TenantID, mt.Principal, error) { return "acme", mine("acme"), nil }}
+	g := mt.GRPC{Resolve: func(context.Context, string, any) (cells.TenantID, mt.Principal, error) {
+		return "acme", mine("acme"), nil
+	}}
 	for name, c := range map[string]struct {
 		md   metadata.MD
 		want cells.Code

@@ -305,6 +305,58 @@ func (s *Store) Hold(ctx context.Context, tenants ...cells.TenantID) error {
 	return nil
 }
 
+// underFence runs fn in a transaction that no order to the tenant's fence crosses, with
+// whether the fence is closed. A schema without fences has none that is closed.
+func (s *Store) underFence(ctx context.Context, tenant cells.TenantID, fn func(tx pgx.Tx, closed bool) error) error {
+	if err := validTenant(tenant); err != nil {
+		return err
+	}
+	return s.inTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		var fenced, closed bool
+		if err := tx.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, s.cfg.schema+".fence").Scan(&fenced); err != nil {
+			return err
+		}
+		if fenced {
+			// The function takes the lock that orders wait for, then reads.
+			err := tx.QueryRow(ctx, s.q(`SELECT coalesce(NOT (f).is_open, false) FROM (SELECT @s.locked_fence($1) AS f) AS one`), string(tenant)).Scan(&closed)
+			if err != nil {
+				return err
+			}
+		}
+		return fn(tx, closed)
+	})
+}
+
+// HoldPlaced implements [tenancy.Store].
+func (s *Store) HoldPlaced(ctx context.Context, tenant cells.TenantID) error {
+	err := s.underFence(ctx, tenant, func(tx pgx.Tx, closed bool) error {
+		if closed {
+			return tenancy.ErrMoved
+		}
+		_, err := tx.Exec(ctx, s.q(`INSERT INTO @s.tenancy (tenant) VALUES ($1) ON CONFLICT (tenant) DO NOTHING`), string(tenant))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("tenancy: holding tenant %s: %w", tenant, err)
+	}
+	return nil
+}
+
+// Unhold implements [tenancy.Store].
+func (s *Store) Unhold(ctx context.Context, tenant cells.TenantID) error {
+	err := s.underFence(ctx, tenant, func(tx pgx.Tx, closed bool) error {
+		if !closed {
+			return tenancy.ErrNotMoved
+		}
+		_, err := tx.Exec(ctx, s.q(`DELETE FROM @s.tenancy WHERE tenant = $1`), string(tenant))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("tenancy: letting tenant %s go: %w", tenant, err)
+	}
+	return nil
+}
+
 func validTenant(t cells.TenantID) error {
 	if tenancy.Everybody(string(t)) {
 		return fmt.Errorf("%w: tenancy: %q names no tenant", cells.ErrInvalid, t)
