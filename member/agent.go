@@ -18,6 +18,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
+	"github.com/cloister-dev/cloister/guard"
 	"github.com/cloister-dev/cloister/transfer"
 )
 
@@ -86,6 +87,7 @@ func (m *Member) agentHandler() http.Handler {
 	orders.Handle(PathFinish, stream(m, "finish", m.finish))
 	orders.Handle(PathReturn, order(m, "return", m.bringBack))
 	orders.Handle(PathFree, order(m, "free", m.free))
+	orders.Handle(PathTenancy, order(m, "tenancy", m.tenancy))
 	orders.Handle(PathDiscard, stream(m, "discard", m.discard))
 
 	mux := http.NewServeMux()
@@ -436,6 +438,36 @@ func (m *Member) free(ctx context.Context, o FreeOrder) (struct{}, error) {
 	}
 	if err == nil {
 		err = a.Free(ctx, o.Tenant, o.Move)
+	}
+	return struct{}{}, err
+}
+
+// tenancy does what the directory of deployments asks for the cell's row of a tenant.
+func (m *Member) tenancy(ctx context.Context, o TenancyOrder) (struct{}, error) {
+	s, err := m.store()
+	if err == nil {
+		err = m.mine(o.Cell, o.Tenant)
+	}
+	if err == nil && s.Tenancy == nil {
+		err = fmt.Errorf("%w: cell %s keeps no tenancy rows: its process %s does not run as a deployment that is a cell", cells.ErrInvalid, m.cfg.Cell, m.cfg.Instance)
+	}
+	if err != nil {
+		return struct{}{}, err
+	}
+	switch o.Do {
+	case TenancyCheck:
+	case TenancyHold:
+		var f guard.Fence
+		if f, err = s.Keeper.Fence(ctx, o.Tenant); err == nil && f.Epoch > o.Epoch {
+			err = fmt.Errorf("%w: the fence of tenant %s is at epoch %d", cells.ErrStaleOrder, o.Tenant, f.Epoch)
+		}
+		if err == nil {
+			err = s.Tenancy.Hold(ctx, o.Tenant)
+		}
+	case TenancyUnhold:
+		err = s.Tenancy.Unhold(ctx, o.Tenant)
+	default:
+		err = fmt.Errorf("%w: tenancy: %q is none of check, hold and unhold", cells.ErrInvalid, o.Do)
 	}
 	return struct{}{}, err
 }

@@ -345,3 +345,15 @@ func (c *AgentClient) Start(ctx context.Context, o cells.BarrierOrder, mark cell
 	})
 	return err
 }
+
+// Tenancy has a cell that is a whole deployment do something with its tenancy row of a
+// tenant. An error that wraps [cells.ErrInvalid] when it keeps no such rows.
+func (c *AgentClient) Tenancy(ctx context.Context, o TenancyOrder) error {
+	did, err := c.any(ctx, o.Cell, string(o.Tenant), func(ctx context.Context, h Heartbeat) error {
+		return c.call(ctx, h, PathTenancy, o, &struct{}{})
+	})
+	if err == nil && !did {
+		err = fmt.Errorf("%w: cell %s keeps no state, and so no tenancy rows", cells.ErrInvalid, o.Cell)
+	}
+	return err
+}

@@ -247,6 +247,19 @@ type Store struct {
 	Tables []guard.Table
 	// Engine names the store: "sqlite", "postgres". Required.
 	Engine string
+	// Tenancy keeps the tenancy rows of a cell that is a whole deployment; a
+	// guard/tenancy.Store does. Nil: the cell has none, and no tenant is moved to it or
+	// from it between deployments.
+	Tenancy TenancyRows
+}
+
+// TenancyRows are a cell's tenancy rows, as moves between deployments need them.
+type TenancyRows interface {
+	// Hold writes tenants' rows; idempotent.
+	Hold(ctx context.Context, tenants ...cells.TenantID) error
+	// Unhold removes the row of a tenant whose fence is closed here; idempotent. An error
+	// that wraps [cells.ErrConflict] when it is not closed.
+	Unhold(ctx context.Context, tenant cells.TenantID) error
 }
 
 // Option adjusts [Join].

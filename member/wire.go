@@ -35,6 +35,7 @@ const (
 	PathReturn      = "/cells/v1/agent/return"       // MoveOrder (Move is a way back) -> cells.Returned
 	PathHoldings    = "/cells/v1/agent/holdings"     // HoldingsRequest -> Holdings
 	PathFree        = "/cells/v1/agent/free"         // FreeOrder -> {}
+	PathTenancy     = "/cells/v1/agent/tenancy"      // TenancyOrder -> {}
 	// PathTransfer is the prefix of what one cell's agent serves to another's; see
 	// package transfer for what is below it.
 	PathTransfer = transfer.PathTransfer
@@ -166,6 +167,28 @@ type FreeOrder struct {
 	Tenant cells.TenantID `json:"tenant"`
 	Move   cells.MoveID   `json:"move"`
 }
+
+// TenancyOrder is the body of PathTenancy: what a cell that is a whole deployment is to do
+// with its tenancy row of a tenant.
+type TenancyOrder struct {
+	Cell   cells.CellID   `json:"cell"`
+	Tenant cells.TenantID `json:"tenant"`
+	Do     TenancyDo      `json:"do"`
+	// Epoch that the fence is about to open at, for a hold: one below the fence's is
+	// late, and refused.
+	Epoch cells.Epoch `json:"epoch,omitempty"`
+}
+
+// TenancyDo is what a TenancyOrder asks for.
+type TenancyDo string
+
+// The three: say whether the cell keeps such rows; write the row, before the fence opens
+// here; remove it, while the fence is closed here.
+const (
+	TenancyCheck  TenancyDo = "check"
+	TenancyHold   TenancyDo = "hold"
+	TenancyUnhold TenancyDo = "unhold"
+)
 
 // StepLine is one line of a streamed answer. A line without any of the three is a
 // sign of life.

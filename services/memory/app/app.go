@@ -164,7 +164,11 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 			relay = standsAside{relay, check}
 		}
 	}
-	mopts = append(mopts, member.WithStore(member.Store{Keeper: store.Guard(), Agent: agent, Relay: relay, Tables: memory.Tables, Engine: o.store}))
+	kept := member.Store{Keeper: store.Guard(), Agent: agent, Relay: relay, Tables: memory.Tables, Engine: o.store}
+	if settings.Cell != "" {
+		kept.Tenancy = d.rows
+	}
+	mopts = append(mopts, member.WithStore(kept))
 	m, err := member.Join(ctx, cfg, mopts...)
 	if err != nil {
 		return err
