@@ -222,8 +222,11 @@ func (r *campaignRun) back(ctx context.Context, it *api.CampaignItem) error {
 // campaign that has outlived its plan stops, and can be planned anew or tried again.
 func (r *campaignRun) unfit(ctx context.Context, it *api.CampaignItem, others, undo bool) (api.ItemState, why, error) {
 	s := r.c.s
-	if s.cfg.Pinned {
-		return api.ItemFailed, why{"this directory is pinned: placements never change", cells.CodeForbidden}, nil
+	if err := s.pinned(ctx); err != nil {
+		if a := cells.AnswerOf(err); a != nil {
+			return api.ItemFailed, why{a.Detail, a.Code}, nil
+		}
+		return "", why{}, err
 	}
 	from, err := s.source(ctx, &api.MoveRequest{Tenant: it.Tenant, To: it.To})
 	if a := cells.AnswerOf(err); a != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/channel"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/deploy"
 	"github.com/cloister-dev/cloister/transfer"
 )
 
@@ -105,6 +106,10 @@ type Config struct {
 	PlacementsPerMinute int
 	// Pinned: placements never change. Moves and deletions are refused.
 	Pinned bool
+	// Deployments are the deployments that are cells, if there are any: a move from or to
+	// one is made in a movable directory only, and the tenant's placement and the cells'
+	// tenancy rows follow it. Nil is none.
+	Deployments deploy.Store
 
 	// HaltAt names a step ([cells.Step]) after which the executor stops for ever,
 	// once the step is persisted and noted in the move's record. For crash tests.
@@ -145,6 +150,9 @@ func (c *Config) normalize() error {
 	}
 	if c.Store == nil || c.Table == nil {
 		return fmt.Errorf("%w: a directory needs a store and a routing table", cells.ErrInvalid)
+	}
+	if c.Deployments != nil && c.Stateless {
+		c.Deployments = nil // cells that share a database are no deployments
 	}
 	if (c.Channel == nil) != (c.ChannelListener == nil) {
 		return fmt.Errorf("%w: Channel and ChannelListener go together", cells.ErrInvalid)

@@ -118,4 +118,12 @@
 // their cut wait for it. A directory that starts counts the processes that the
 // store remembers as live for one lapse, so that edges are not told that nothing
 // runs.
+//
+// # Deployments
+//
+// Where whole deployments are the cells ([Config].Deployments) a pinned directory of them
+// moves nothing. In a movable one the target keeps a place for a tenant before its move
+// begins; the order that opens the target's fence repoints the placement and has the target
+// write its tenancy row first; the source lets the tenant go once the move is over. Each is
+// repeated with the order that it belongs to, so that whoever resumes the move does it again.
 package directory

@@ -74,7 +74,10 @@ func (e *executor) controllerOn(table cells.RoutingTable) *cells.MoveController 
 			if e.tracer != nil {
 				fencer = e.tracer.Fencer(fencer)
 			}
-			opts = append(opts, cells.WithFencer(fencer), cells.WithEventBarrier(e.agents), cells.WithDataMover(e.agents))
+			if cfg.Deployments != nil {
+				fencer = placedFences{fencer, e}
+			}
+			opts = append(opts, cells.WithFencer(fencer), cells.WithEventBarrier(e.agents), cells.WithDataMover(e.mover()))
 		}
 	}
 	return cells.NewMoveController(table, opts...)
@@ -352,7 +355,7 @@ func (e *executor) act(ctx context.Context, t *tracker, m *api.Move, row *cells.
 	var err error
 	if row.MoveID == m.ID {
 		res, err = ctrl.Resume(driving, m.Tenant)
-	} else {
+	} else if err = e.reserve(driving, m); err == nil {
 		res, err = ctrl.Run(driving, cells.MovePlan{
 			TenantID: m.Tenant, FromCell: m.From, ToCell: m.To, MoveID: m.ID, Actor: m.Actor, Force: m.Force,
 			UndoWindow: m.UndoWindow, Undoes: m.Undoes})
@@ -439,7 +442,11 @@ func (e *executor) conclude(ctx context.Context, t *tracker, state api.MoveState
 	if err := e.attest(ctx, t, state, row, w.reason); err != nil {
 		return err
 	}
-	if m := t.snapshot(); m.Undoes != "" {
+	m := t.snapshot()
+	if err := e.settlePlacement(ctx, &m, state); err != nil {
+		return err
+	}
+	if m.Undoes != "" {
 		e.noteUndo(ctx, m, state)
 	}
 	t.concluded(state, row, res, w)

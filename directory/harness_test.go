@@ -26,11 +26,17 @@ import (
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/client"
 	"github.com/cloister-dev/cloister/directory/sqlite"
+	"github.com/cloister-dev/cloister/internal/pgtest"
 	"github.com/cloister-dev/cloister/member"
 	tablesqlite "github.com/cloister-dev/cloister/table/sqlite"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// servers runs the tests, and ends the database servers that they have started.
+type servers struct{ *testing.M }
+
+func (s servers) Run() int { return pgtest.Main(s.M) }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(servers{m}) }
 
 var credential, credentialHash = directory.NewOperatorCredential()
 

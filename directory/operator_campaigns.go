@@ -60,8 +60,8 @@ func (s *Server) postCampaign(w http.ResponseWriter, r *http.Request) (int, any,
 	if err := req.Normalize(); err != nil {
 		return 0, nil, err
 	}
-	if s.cfg.Pinned {
-		return 0, nil, pinned()
+	if err := s.pinned(r.Context()); err != nil {
+		return 0, nil, err
 	}
 	ctx, cancel := longer(w, r)
 	defer cancel()
@@ -262,8 +262,8 @@ func (s *Server) orderCampaign(w http.ResponseWriter, r *http.Request, verb stri
 	if err := req.Normalize(); err != nil {
 		return 0, nil, err
 	}
-	if s.cfg.Pinned && verb != "pause" && verb != "abort" {
-		return 0, nil, pinned()
+	if err := s.pinned(r.Context()); err != nil && verb != "pause" && verb != "abort" {
+		return 0, nil, err
 	}
 	ctx := r.Context()
 	e := callerOf(ctx).as(req.Actor).audit("campaign." + verb)

@@ -22,8 +22,8 @@ func (s *Server) postMove(w http.ResponseWriter, r *http.Request) (int, any, err
 	if err := req.Normalize(); err != nil {
 		return 0, nil, badTenant(req.Tenant, err)
 	}
-	if s.cfg.Pinned {
-		return 0, nil, pinned()
+	if err := s.pinned(r.Context()); err != nil {
+		return 0, nil, err
 	}
 	ctx := r.Context()
 	asked := req.To
@@ -111,6 +111,9 @@ func (s *Server) source(ctx context.Context, req *api.MoveRequest) (cells.CellID
 
 // mayMove says why the target does not take the move's tenant; nil if it does.
 func (s *Server) mayMove(ctx context.Context, m *api.Move) error {
+	if _, err := s.deployed(ctx, m.Tenant, m.From, m.To); err != nil {
+		return err
+	}
 	if err := s.takes(ctx, m.To, m.Tenant); err != nil && !Waived(m, err) {
 		return unknownOr(m.To, err)
 	}

@@ -51,8 +51,8 @@ func (s *Server) postRollout(w http.ResponseWriter, r *http.Request) (int, any, 
 	if err := req.Normalize(); err != nil {
 		return 0, nil, err
 	}
-	if s.cfg.Pinned && req.Settings.By == api.ByMove {
-		return 0, nil, pinned()
+	if err := s.pinned(r.Context()); err != nil && req.Settings.By == api.ByMove {
+		return 0, nil, err
 	}
 	ctx, cancel := longer(w, r)
 	defer cancel()

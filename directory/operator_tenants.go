@@ -3,11 +3,13 @@
 package directory
 
 import (
+	"context"
 	"errors"
 	"net/http"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
+	"github.com/cloister-dev/cloister/directory/deploy"
 )
 
 func (s *Server) getTenants(_ http.ResponseWriter, r *http.Request) (int, any, error) {
@@ -103,8 +105,8 @@ func (s *Server) deleteTenant(_ http.ResponseWriter, r *http.Request) (int, any,
 	if err := req.Normalize(); err != nil {
 		return 0, nil, err
 	}
-	if s.cfg.Pinned {
-		return 0, nil, pinned()
+	if err := s.pinned(r.Context()); err != nil {
+		return 0, nil, err
 	}
 	ctx := r.Context()
 	row, err := s.table.Get(ctx, tenant)
@@ -151,6 +153,22 @@ func (s *Server) deleteTenant(_ http.ResponseWriter, r *http.Request) (int, any,
 
 func pinned() error {
 	return &cells.Answer{Code: cells.CodeForbidden, Detail: "this directory is pinned: placements never change"}
+}
+
+// pinned says why nothing is moved here: the directory is pinned, or that of the
+// deployments that are its cells.
+func (s *Server) pinned(ctx context.Context) error {
+	if s.cfg.Pinned {
+		return pinned()
+	}
+	if s.cfg.Deployments == nil {
+		return nil
+	}
+	v, err := s.cfg.Deployments.Read(ctx)
+	if err == nil && len(v.Cells) > 0 && v.Kind != deploy.Movable {
+		err = pinned()
+	}
+	return err
 }
 
 func (s *Server) postPlacement(w http.ResponseWriter, r *http.Request) (int, any, error) {

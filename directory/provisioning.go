@@ -298,8 +298,8 @@ func (s *Server) postDrain(w http.ResponseWriter, r *http.Request) (int, any, er
 	if err := req.Normalize(); err != nil {
 		return 0, nil, err
 	}
-	if s.cfg.Pinned {
-		return 0, nil, pinned()
+	if err := s.pinned(r.Context()); err != nil {
+		return 0, nil, err
 	}
 	ctx := r.Context()
 	rec, err := s.provisioned(ctx, cell)

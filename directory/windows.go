@@ -17,6 +17,7 @@ import (
 type window struct {
 	api.UndoWindow
 	since time.Time // when this process first saw it
+	let   bool      // the cell does not hold the tenant; used by the window's round only
 }
 
 // onlyHeld reports whether nothing is to be done about the route but to bring changes
@@ -118,6 +119,7 @@ func (e *executor) openWindows() []cells.TenantID {
 }
 
 func (e *executor) tendWindow(ctx context.Context, tenant cells.TenantID) {
+	e.letGo(ctx, tenant)
 	got, err := e.controller().Tend(ctx, tenant)
 	if ctx.Err() != nil {
 		return
@@ -146,6 +148,24 @@ func (e *executor) tendWindow(ctx context.Context, tenant cells.TenantID) {
 	case "closed":
 		e.s.log.Info("undo window closed", "tenant", tenant, "move", got.Entry.Move, "reason", got.Reason)
 	}
+}
+
+// letGo has the cell that a tenant can return to let it go, once for each process: the
+// end of the move may have found it away.
+func (e *executor) letGo(ctx context.Context, tenant cells.TenantID) {
+	e.mu.Lock()
+	w := e.windows[tenant]
+	e.mu.Unlock()
+	if w == nil || w.let || e.s.cfg.Deployments == nil {
+		return
+	}
+	if err := e.unhold(ctx, tenant, w.Cell); err != nil {
+		if ctx.Err() == nil {
+			e.s.log.Warn("the cell that a tenant has left holds it still; trying again", "tenant", tenant, "cell", w.Cell, "err", err)
+		}
+		return
+	}
+	w.let = true
 }
 
 // window is what this process has seen of the tenant's undo window.

@@ -10,10 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/attach"
 	"github.com/cloister-dev/cloister/directory/deploy"
+	"github.com/cloister-dev/cloister/guard/postgres"
 	"github.com/cloister-dev/cloister/guard/tenancy"
 	"github.com/cloister-dev/cloister/internal/credential"
 	"github.com/cloister-dev/cloister/internal/pgtest"
@@ -388,18 +391,27 @@ func TestRestore(t *testing.T) {
 }
 
 // fences remember orders; a stale one is refused as a guard refuses it.
-type fences struct{ got []string }
+type fences struct {
+	got  []string
+	next attach.Fences // the real ones, if not nil
+}
 
-func (f *fences) OpenFence(_ context.Context, o cells.FenceOrder) error {
+func (f *fences) OpenFence(ctx context.Context, o cells.FenceOrder) error {
 	f.got = append(f.got, fmt.Sprintf("open %s %d in %s", o.Tenant, o.Epoch, o.Cell))
+	if f.next != nil {
+		return f.next.OpenFence(ctx, o)
+	}
 	return nil
 }
 
-func (f *fences) CloseFence(_ context.Context, o cells.FenceOrder) error {
+func (f *fences) CloseFence(ctx context.Context, o cells.FenceOrder) error {
 	if o.Tenant == "newer" {
 		return cells.ErrStaleOrder
 	}
 	f.got = append(f.got, fmt.Sprintf("close %s %d in %s by %s", o.Tenant, o.Epoch, o.Cell, o.Move))
+	if f.next != nil {
+		return f.next.CloseFence(ctx, o)
+	}
 	return nil
 }
 
@@ -446,9 +458,17 @@ func TestRestoreRaisesFences(t *testing.T) {
 	if got := strings.Join(f.got, ", "); got != "open back 5 in one, close left 2 in one by m-1" {
 		t.Errorf("fences: %s", got)
 	}
+	pool, err := pgxpool.New(t.Context(), one.dsn)
+	w.must(err, "the database")
+	t.Cleanup(pool.Close)
+	g, err := postgres.New(pool)
+	w.must(err, "the fences")
+	w.must(g.Install(t.Context(), nil), "the fences")
+	f.next = g
 	out, err := one.cell(func(c *attach.Cell) { c.Fences = f }).Restore(t.Context())
 	w.must(err, "restore")
-	if out.Tenants != 2 || out.Fences != 2 {
-		t.Errorf("restored %+v", out)
+	// What has left is not held; of what has a newer fence the directory knows too little.
+	if out.Tenants != 2 || out.Fences != 2 || out.Left != 1 || one.held() != "[back newer stays]" {
+		t.Errorf("restored %+v, held %s", out, one.held())
 	}
 }

@@ -17,10 +17,12 @@ import (
 	"github.com/cloister-dev/cloister/guard/tenancy"
 )
 
-// Restored is what Restore found and wrote.
+// Restored is what Restore found and wrote. Left is how many tenancy rows it removed of
+// tenants that have moved away since.
 type Restored struct {
 	Tenants int          `json:"tenants"`
 	Fences  int          `json:"fences"`
+	Left    int          `json:"left,omitempty"`
 	Before  tenancy.Rows `json:"before"`
 	Rows    tenancy.Rows `json:"rows"`
 	// Prepare says that cell prepare has to be run once the cell has started.
@@ -75,7 +77,10 @@ func (c *Cell) Restore(ctx context.Context) (out Restored, err error) {
 		}
 	}
 	out.Tenants = len(tenants)
-	if err := c.done(ctx, StepHeld, "%d tenancy rows", len(tenants)); err != nil {
+	if out.Left, err = c.left(ctx, placed); err != nil {
+		return out, err
+	}
+	if err := c.done(ctx, StepHeld, "%d tenancy rows, %d of tenants that have left", len(tenants), out.Left); err != nil {
 		return out, err
 	}
 	p := tenancy.Preparation{First: tenancy.First{First: row.First, Cell: c.Name}, Mode: row.Mode}
@@ -131,6 +136,35 @@ func (c *Cell) fences(ctx context.Context, placed map[cells.TenantID]deploy.Plac
 			return n, fmt.Errorf("the fence of tenant %s: %w", t, err)
 		}
 		n++
+	}
+	return n, nil
+}
+
+// left removes the tenancy rows of tenants that have moved away since what was restored.
+// Their fences are closed by now. One that the directory places elsewhere and that never
+// moved was never this cell's: it stays, for cell doctor to name.
+func (c *Cell) left(ctx context.Context, placed map[cells.TenantID]deploy.Placement) (n int, err error) {
+	held, err := c.Rows.Tenants(ctx)
+	if err != nil {
+		return 0, err
+	}
+	all := &Cell{Directory: c.Directory}
+	everywhere, err := all.placements(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, t := range held {
+		_, here := placed[t]
+		if p, ok := everywhere[t]; !ok || here || p.Epoch == 0 {
+			continue
+		}
+		switch err := c.Rows.Unhold(ctx, t); {
+		case errors.Is(err, tenancy.ErrNotMoved): // the store's fence is newer, as above
+		case err != nil:
+			return n, err
+		default:
+			n++
+		}
 	}
 	return n, nil
 }

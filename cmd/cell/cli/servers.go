@@ -146,7 +146,7 @@ binds to the loopback unless you say otherwise.`,
 				return err
 			}
 			defer func() { err = errors.Join(err, routes.Close()) }()
-			cfg.Store, cfg.Table = store, routes
+			cfg.Store, cfg.Table, cfg.Deployments = store, routes, store.Deployments()
 			if receiptKey != "" {
 				if cfg.ReceiptKey, err = pki.ReadReceiptKey(receiptKey); err != nil {
 					return err
