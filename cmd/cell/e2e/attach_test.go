@@ -469,6 +469,7 @@ func TestAttachDeployments(t *testing.T) {
 	two.refused("WRONG_CELL", "place", "acme")
 	two.run("place", "delta")
 	d.hostile(t, one, two)
+	d.updated(t, one, two)
 
 	// In every cell, and again where it failed.
 	var proof []string
