@@ -3,6 +3,7 @@
 package tenancy_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -184,4 +185,59 @@ func pgtestDir(t *testing.T) string {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
+}
+
+// TestWorkersOfTheServer: a vacuum that the server has begun by itself does not count,
+// with whatever snapshot it holds; a background worker that runs somebody's SQL does.
+func TestWorkersOfTheServer(t *testing.T) {
+	c := pgtest.NewCluster(t, pgcluster.Options{NoSync: true, Settings: []string{"autovacuum=on", "autovacuum_naptime=1s", "autovacuum_vacuum_threshold=0",
+		"autovacuum_vacuum_scale_factor=0", "autovacuum_vacuum_cost_delay=100ms", "autovacuum_vacuum_cost_limit=1"}})
+	dsn := pgtest.NewDB(t, c)
+	d := cell(t, dsn, nouns.Enforced)
+	s, admin := d.Store(), connect(t, dsn)
+	exec(t, admin, `CREATE TABLE dead AS SELECT n FROM generate_series(1, 100000) n`, `DELETE FROM dead`)
+	running := func(kind string) func() bool {
+		return func() bool {
+			var n int
+			err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity a WHERE backend_type = $1 AND datname = current_database() AND (backend_xmin IS NOT NULL OR EXISTS (
+				SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'virtualxid' AND l.granted))`, kind).Scan(&n)
+			return err == nil && n > 0
+		}
+	}
+	until(t, "an autovacuum worker is in a transaction", running("autovacuum worker"))
+	at := snapshot(t, s)
+	exec(t, admin, `SELECT pg_current_xact_id()`)
+	if got := blockers(t, s, at); len(got) > 0 {
+		t.Errorf("beside an autovacuum worker: %v", got)
+	}
+	if !running("autovacuum worker")() {
+		t.Error("the autovacuum worker has gone meanwhile")
+	}
+
+	// A worker of a parallel query is a background worker of the server.
+	leader := connect(t, dsn)
+	exec(t, leader, `SET parallel_setup_cost = 0`, `SET parallel_tuple_cost = 0`, `SET min_parallel_table_scan_size = 0`, `SET max_parallel_workers_per_gather = 2`,
+		`SET parallel_leader_participation = off`)
+	exec(t, admin, `CREATE TABLE few AS SELECT n FROM generate_series(1, 10) n`)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := leader.Exec(ctx, `SELECT count(pg_sleep(600)) FROM few`)
+		ended <- err
+	}()
+	until(t, "a background worker is in a transaction", running("parallel worker"))
+	at = snapshot(t, s)
+	exec(t, admin, `SELECT pg_current_xact_id()`)
+	kinds := map[string]bool{}
+	for _, b := range blockers(t, s, at) {
+		kinds[b.Kind] = true
+	}
+	if !kinds["parallel worker"] || !kinds["client backend"] || len(kinds) != 2 {
+		t.Errorf("beside a background worker: %v", kinds)
+	}
+	stop()
+	if err := <-ended; err == nil {
+		t.Error("the query has ended by itself")
+	}
+	until(t, "nothing is open", func() bool { return len(blockers(t, s, at)) == 0 })
 }
