@@ -31,9 +31,11 @@ import (
 type deployments struct {
 	*testing.T
 	dir, router, operator string
-	pg                    *pgcluster.Cluster
-	sign                  func(issuer, tenant string) string
-	signAs                func(who, issuer, tenant string) string
+	// directory is the router's; "" for a file of its own.
+	directory string
+	pg        *pgcluster.Cluster
+	sign      func(issuer, tenant string) string
+	signAs    func(who, issuer, tenant string) string
 }
 
 // service is one deployment: its settings, and its process.
@@ -264,9 +266,13 @@ func (d *deployments) startRouter(first *service) {
 	}
 	addr := d.free()
 	d.router = "http://" + addr
+	directory := d.directory
+	if directory == "" {
+		directory = "sqlite:" + filepath.Join(d.dir, "directory.db")
+	}
 	cmd := exec.Command(filepath.Join(bin, "cell"), "router", "deployment", "--listen", addr, "--admin-listen", "-", "--shared-host", "app.example.com",
 		"--upstream", "http://"+first.addr, "--upstream-probe", "http://"+first.probe, "--operator-sha256", sum.String(),
-		"--directory", "sqlite:"+filepath.Join(d.dir, "directory.db"), "--directory-cache", "0.02", "--name", "r1")
+		"--directory", directory, "--allow-asynchronous", "--directory-cache", "0.02", "--name", "r1")
 	logs := &syncBuffer{}
 	cmd.Stderr = logs
 	if err := cmd.Start(); err != nil {
