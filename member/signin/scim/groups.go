@@ -84,14 +84,14 @@ func (s groups) Get(r *http.Request, id string) (scim.Resource, error) {
 
 // GetAll implements scim.ResourceHandler.
 func (s groups) GetAll(r *http.Request, p scim.ListRequestParams) (scim.Page, error) {
-	var all []scim.Resource
+	var out pager
 	for after := ""; ; {
 		list, err := s.h.cfg.Store.Groups(r.Context(), tenantOf(r), after, 500)
 		if err != nil {
 			return scim.Page{}, told(r, err, "")
 		}
 		if len(list) == 0 {
-			return window(all, p), nil
+			return out.page(), nil
 		}
 		for _, g := range list {
 			res, doc, err := groupResource(g)
@@ -99,7 +99,7 @@ func (s groups) GetAll(r *http.Request, p scim.ListRequestParams) (scim.Page, er
 				return scim.Page{}, told(r, err, g.ID)
 			}
 			if passes(p, g.ID, g.External, doc) {
-				all = append(all, res)
+				out.add(p, res)
 			}
 		}
 		after = list[len(list)-1].ID

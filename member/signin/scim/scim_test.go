@@ -195,6 +195,15 @@ func TestUsers(t *testing.T) {
 		patchOp + `{"op":"replace","path":"active","value":"x"}]}`, patchOp + `{"op":"replace","path":"id","value":"x"}]}`, patchOp + `{"op":"replace","path":"emails[type eq \"none\"].display","value":1}]}`} {
 		s.want(400, "PATCH", "Users/"+again["id"].(string), body)
 	}
+	for _, name := range []string{"p1", "p2", "p3"} {
+		s.want(201, "POST", "Users", `{`+userSchema+`,"userName":"`+name+`@page.org"}`)
+	}
+	for query, want := range map[string]int{"": 3, "&count=2": 2, "&startIndex=2&count=1": 1, "&startIndex=3": 1, "&startIndex=4": 0, "&count=0": 0} {
+		doc := s.want(200, "GET", "Users?filter=userName%20ew%20%22%40page.org%22"+query, "")
+		if list, _ := doc["Resources"].([]any); len(list) != want || doc["totalResults"] != 3.0 || doc["Resources"] == nil {
+			t.Errorf("page %s: %v", query, doc)
+		}
+	}
 	s.want(400, "GET", "Users?filter=userName%20xx%201", "")
 	s.want(200, "GET", "ServiceProviderConfig", "")
 	s.want(404, "GET", "Elsewhere", "")

@@ -140,16 +140,18 @@ func (s users) GetAll(r *http.Request, p scim.ListRequestParams) (scim.Page, err
 		if err != nil {
 			return scim.Page{}, err
 		}
-		return window([]scim.Resource{res}, p), nil
+		var out pager
+		out.add(p, res)
+		return out.page(), nil
 	}
-	var all []scim.Resource
+	var out pager
 	for after := ""; ; {
 		list, err := s.h.cfg.Store.Users(r.Context(), after, 500)
 		if err != nil {
 			return scim.Page{}, told(r, err, "")
 		}
 		if len(list) == 0 {
-			return window(all, p), nil
+			return out.page(), nil
 		}
 		for _, u := range list {
 			res, doc, err := userResource(u)
@@ -157,7 +159,7 @@ func (s users) GetAll(r *http.Request, p scim.ListRequestParams) (scim.Page, err
 				return scim.Page{}, told(r, err, u.ID)
 			}
 			if passes(p, u.ID, u.External, doc) {
-				all = append(all, res)
+				out.add(p, res)
 			}
 		}
 		after = list[len(list)-1].ID
@@ -265,13 +267,23 @@ func passes(p scim.ListRequestParams, id, external string, doc map[string]any) b
 	return p.FilterValidator.PassesFilter(with) == nil
 }
 
-// window is the page that was asked for.
-func window(all []scim.Resource, p scim.ListRequestParams) scim.Page {
-	out := scim.Page{TotalResults: len(all), Resources: []scim.Resource{}}
-	if from := p.StartIndex - 1; from < len(all) {
-		out.Resources = all[from:min(len(all), from+p.Count)]
+// pager keeps the resources of the page that was asked for, and counts the others.
+type pager struct {
+	n    int
+	list []scim.Resource
+}
+
+func (g *pager) add(p scim.ListRequestParams, r scim.Resource) {
+	if g.n++; g.n >= p.StartIndex && len(g.list) < p.Count {
+		g.list = append(g.list, r)
 	}
-	return out
+}
+
+func (g *pager) page() scim.Page {
+	if g.list == nil {
+		g.list = []scim.Resource{} // an empty list, not null
+	}
+	return scim.Page{TotalResults: g.n, Resources: g.list}
 }
 
 type failureKey struct{}

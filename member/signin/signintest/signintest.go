@@ -21,11 +21,25 @@ import (
 	"github.com/cloister-dev/cloister/member/signin"
 )
 
+// T is what the suite needs of a test.
+type T interface {
+	Helper()
+	Context() context.Context
+	Error(args ...any)
+	Errorf(format string, args ...any)
+	Fatal(args ...any) // ends the goroutine
+}
+
+// Cases are the suite's, by name; each wants an empty store.
+func Cases() map[string]func(T, signin.Store) {
+	return map[string]func(T, signin.Store){
+		"Users": users, "Emails": emails, "OneWinner": oneWinner, "Groups": groups, "Accounts": accounts, "ServiceAccounts": serviceAccounts, "Bots": bots, "ChallengesOnce": once,
+	}
+}
+
 // Run runs the suite; open makes an empty store, which the test closes.
 func Run(t *testing.T, open func(t *testing.T) signin.Store) {
-	for name, f := range map[string]func(*testing.T, signin.Store){
-		"Users": users, "Emails": emails, "OneWinner": oneWinner, "Groups": groups, "Accounts": accounts, "ServiceAccounts": serviceAccounts, "Bots": bots, "ChallengesOnce": once,
-	} {
+	for name, f := range Cases() {
 		t.Run(name, func(t *testing.T) {
 			s := open(t)
 			t.Cleanup(func() {
@@ -38,7 +52,7 @@ func Run(t *testing.T, open func(t *testing.T) signin.Store) {
 	}
 }
 
-func must[V any](t *testing.T) func(V, error) V {
+func must[V any](t T) func(V, error) V {
 	return func(v V, err error) V {
 		t.Helper()
 		if err != nil {
@@ -48,14 +62,14 @@ func must[V any](t *testing.T) func(V, error) V {
 	}
 }
 
-func is(t *testing.T, what string, err, want error) {
+func is(t T, what string, err, want error) {
 	t.Helper()
 	if !errors.Is(err, want) || want == nil && err != nil {
 		t.Errorf("%s: %v, want %v", what, err, want)
 	}
 }
 
-func key(t *testing.T, email string) signin.EmailKey {
+func key(t T, email string) signin.EmailKey {
 	t.Helper()
 	return must[signin.EmailKey](t)(signin.KeyOf(email))
 }
@@ -65,7 +79,7 @@ func user(name, email string) signin.User {
 }
 
 // state is what the store has for emails: active, inactive or none.
-func state(t *testing.T, s signin.Store, emails ...string) string {
+func state(t T, s signin.Store, emails ...string) string {
 	t.Helper()
 	var keys []signin.EmailKey
 	for _, e := range emails {
@@ -88,7 +102,7 @@ func state(t *testing.T, s signin.Store, emails ...string) string {
 	return out
 }
 
-func users(t *testing.T, s signin.Store) {
+func users(t T, s signin.Store) {
 	ctx := t.Context()
 	ann := must[signin.User](t)(s.CreateUser(ctx, user("Ann", "Ann@Example.com")))
 	if ann.ID == "" || ann.Version != 1 || ann.Email != "ann@example.com" || ann.Key != key(t, "ann@example.com") || ann.Created.IsZero() {
@@ -137,7 +151,7 @@ func users(t *testing.T, s signin.Store) {
 	}
 }
 
-func emails(t *testing.T, s signin.Store) {
+func emails(t T, s signin.Store) {
 	ctx := t.Context()
 	if got := state(t, s, "a@x.org"); got != "none " {
 		t.Errorf("never provisioned: %s", got)
@@ -187,7 +201,7 @@ func emails(t *testing.T, s signin.Store) {
 	}
 }
 
-func oneWinner(t *testing.T, s signin.Store) {
+func oneWinner(t T, s signin.Store) {
 	var made, taken atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -225,7 +239,7 @@ func oneWinner(t *testing.T, s signin.Store) {
 	}
 }
 
-func groups(t *testing.T, s signin.Store) {
+func groups(t T, s signin.Store) {
 	ctx := t.Context()
 	g := must[signin.Group](t)(s.CreateGroup(ctx, signin.Group{Tenant: "t1", Name: "Admins", Attributes: []byte(`{}`)}))
 	_, err := s.CreateGroup(ctx, signin.Group{Tenant: "t1", Name: "admins", Attributes: []byte(`{}`)})
@@ -254,7 +268,7 @@ func groups(t *testing.T, s signin.Store) {
 	is(t, "delete again", s.DeleteGroup(ctx, "t1", g.ID), cells.ErrNotFound)
 }
 
-func accounts(t *testing.T, s signin.Store) {
+func accounts(t T, s signin.Store) {
 	ctx := t.Context()
 	early := time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)
 	late := early.Add(time.Hour)
@@ -302,7 +316,7 @@ func accounts(t *testing.T, s signin.Store) {
 	is(t, "nobody", s.RecordAccount(ctx, signin.Account{Issuer: "i"}), cells.ErrInvalid)
 }
 
-func serviceAccounts(t *testing.T, s signin.Store) {
+func serviceAccounts(t T, s signin.Store) {
 	ctx := t.Context()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	is(t, "put", s.PutServiceAccount(ctx, signin.ServiceAccount{Name: "x", Creator: "ann", Lineage: []string{"bob"}}), nil)
@@ -322,7 +336,7 @@ func serviceAccounts(t *testing.T, s signin.Store) {
 
 func hash(s string) [32]byte { return sha256.Sum256([]byte(s)) }
 
-func actions(t *testing.T, s signin.Store) (out []string) {
+func actions(t T, s signin.Store) (out []string) {
 	t.Helper()
 	for _, e := range must[[]signin.Entry](t)(s.Audit(t.Context(), "", 100)) {
 		out = append(out, e.Actor+" "+e.Action)
@@ -330,7 +344,7 @@ func actions(t *testing.T, s signin.Store) (out []string) {
 	return out
 }
 
-func bots(t *testing.T, s signin.Store) {
+func bots(t T, s signin.Store) {
 	ctx := t.Context()
 	b := signin.Bot{Name: "glass", Key: []byte(`{"kty":"x"}`), Thumbprint: "p1", Admin: true}
 	is(t, "put", s.PutBot(ctx, b, signin.Entry{Actor: "op", Action: "made"}), nil)
@@ -370,7 +384,7 @@ func bots(t *testing.T, s signin.Store) {
 	}
 }
 
-func once(t *testing.T, s signin.Store) {
+func once(t T, s signin.Store) {
 	soon := time.Now().Add(time.Hour)
 	is(t, "put", s.PutBot(t.Context(), signin.Bot{Name: "b", Key: []byte(`{}`), Thumbprint: "p"}, signin.Entry{}), nil)
 	is(t, "challenge", s.Challenge(t.Context(), hash("c"), "b", soon), nil)
