@@ -230,10 +230,20 @@ func checkUnheld(ctx context.Context, x *exam) ([]Finding, error) {
 			return nil, err
 		}
 		list, err := s.Unheld(ctx)
+		var placed map[cells.TenantID]deploy.Placement
+		if x.view != nil && x.view.Kind == deploy.Movable && len(list) > 0 && err == nil {
+			placed, err = x.placements(ctx)
+		}
 		for _, u := range list {
 			f := Finding{Tenant: cells.TenantID(u.Tenant), Message: "it has rows of a tenant that it does not hold, in " + strings.Join(u.Tables, ", ")}
 			if r.EffectiveMode() == tenancy.Recording && c.Mode == tenancy.Recording {
 				f.Severity, f.Fix = Note, "none: attach places it"
+			}
+			switch p := placed[f.Tenant]; {
+			case p.MovingTo == c.Name:
+				f.Severity, f.Fix = Note, "none: move "+string(p.MovingBy)+" is bringing it here"
+			case p.Epoch > 0 && p.Cell != c.Name:
+				f.Severity, f.Fix = Note, "none: it has moved to "+string(p.Cell)+", and its rows are removed when that cannot be undone any more"
 			}
 			out = append(out, f)
 		}

@@ -60,10 +60,22 @@ func (x *exam) table(ctx context.Context) (deploy.View, error) {
 
 // placed reads where all tenants are placed.
 func (x *exam) placed(ctx context.Context) (map[cells.TenantID]cells.CellID, error) {
+	all, err := x.placements(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[cells.TenantID]cells.CellID, len(all))
+	for t, p := range all {
+		out[t] = p.Cell
+	}
+	return out, nil
+}
+
+func (x *exam) placements(ctx context.Context) (map[cells.TenantID]deploy.Placement, error) {
 	if x.src.Deployments == nil {
 		return nil, fmt.Errorf("the directory of deployments is %w", errNotGiven)
 	}
-	out := map[cells.TenantID]cells.CellID{}
+	out := map[cells.TenantID]deploy.Placement{}
 	f := deploy.PlacementFilter{Limit: api.MaxPage}
 	for {
 		page, err := x.src.Deployments.Placements(ctx, f)
@@ -71,7 +83,7 @@ func (x *exam) placed(ctx context.Context) (map[cells.TenantID]cells.CellID, err
 			return nil, fmt.Errorf("the directory of deployments: %w", err)
 		}
 		for _, p := range page {
-			out[p.Tenant] = p.Cell
+			out[p.Tenant] = p
 		}
 		if len(page) < f.Limit {
 			return out, nil

@@ -155,6 +155,16 @@ func (a altered) Read(ctx context.Context) (deploy.View, error) {
 	return v, err
 }
 
+// moved is a directory that has one placement.
+type moved struct {
+	altered
+	p deploy.Placement
+}
+
+func (m moved) Placements(context.Context, deploy.PlacementFilter) ([]deploy.Placement, error) {
+	return []deploy.Placement{m.p}, nil
+}
+
 func (w *world) edited(f func(*deploy.View)) doctor.Sources {
 	src := w.src
 	src.Deployments = altered{w.dir, f}
@@ -237,6 +247,16 @@ func TestDeployments(t *testing.T) {
 		w.exec("one", "DELETE FROM cell.tenancy WHERE tenant = 'acme'")
 		w.finds(w.src, "cell-tenants", "one", "does not hold")
 		w.finds(w.src, "cell-unheld", "one", "items")
+		// What a move has left, and what one brings, is in order.
+		for _, p := range []deploy.Placement{{Tenant: "acme", Cell: "two", Epoch: 3, Move: "m"}, {Tenant: "acme", Cell: "two", MovingTo: "one", MovingBy: "m"}} {
+			src := w.src
+			src.Deployments = moved{altered{w.dir, func(v *deploy.View) { v.Kind = deploy.Movable }}, p}
+			if rep := w.examine(src, "cell-unheld"); exit(rep) != 0 || len(rep.Result("cell-unheld").Findings) != 1 {
+				t.Errorf("%+v: exit %d, %+v", p, exit(rep), rep.Result("cell-unheld"))
+			}
+			src.Deployments = moved{altered{w.dir, func(v *deploy.View) { v.Kind = deploy.Movable }}, deploy.Placement{Tenant: "acme", Cell: "two"}}
+			w.finds(src, "cell-unheld", "one", "items")
+		}
 		w.must(w.rows["one"].Hold(t.Context(), "acme"))
 		if code := exit(w.examine(w.src, "cell-tenants", "cell-unheld")); code != 0 {
 			t.Errorf("put back: exit %d", code)
