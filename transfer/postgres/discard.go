@@ -146,7 +146,7 @@ func removeRows(ctx context.Context, q querier, cat *catalog, tenant cells.Tenan
 			}
 			// Fewer went because there are no more, or because another process removes too.
 			var more bool
-			if err := q.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE %s)", t.sql(), t.where(tenant))).Scan(&more); err != nil {
+			if err := q.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE %s)", t.sql(), t.where(tenant)), once).Scan(&more); err != nil {
 				return err
 			}
 			if !more {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
@@ -22,6 +23,9 @@ import (
 // groupMax bounds the members of a group that are captured at the same time: they are
 // listed in the publication's row filters.
 const groupMax = 500
+
+// gatherJoins is how long a move that joins a running group waits for others to join with it.
+const gatherJoins = 60 * time.Millisecond
 
 // errApart: the move cannot join its group and is captured alone.
 var errApart = errors.New("transfer/postgres: not together")
@@ -83,6 +87,15 @@ func (s *Store) join(ctx context.Context, conn *pgxpool.Conn, g transfer.GroupID
 		return "", context.Cause(ctx)
 	case q.turn <- struct{}{}:
 		defer func() { <-q.turn }()
+	}
+	if s.hub(id) != nil {
+		// Others are on their way: what is made for one serves all who come in a moment.
+		t := time.NewTimer(gatherJoins)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+		}
 	}
 	s.mu.Lock()
 	var all []*joiner
@@ -280,14 +293,25 @@ func (s *Store) parted(ctx context.Context, conn *pgxpool.Conn, id string, move 
 	if h := s.hub(id); h != nil {
 		h.leave(move)
 	}
+	// While there are others the last of them ends the group: each of them is out of it
+	// before it looks here, so that one sees nobody. Who joins holds the lock for long.
+	live, err := s.live(ctx, conn, id)
+	if err != nil || live {
+		return err
+	}
 	return holding(ctx, conn, groupLock(id), func() error { return s.endGroup(ctx, conn, id) })
+}
+
+// live reports whether anything is captured for a group.
+func (s *Store) live(ctx context.Context, conn *pgxpool.Conn, id string) (live bool, err error) {
+	err = conn.QueryRow(ctx, s.q("SELECT EXISTS (SELECT FROM @s.transfer_capture WHERE grp = $1 AND NOT released AND ended = '')"), id).Scan(&live)
+	return live, err
 }
 
 // endGroup removes what a group has if nothing of it is captured any more. The group's
 // lock is held.
 func (s *Store) endGroup(ctx context.Context, conn *pgxpool.Conn, id string) error {
-	var live bool
-	if err := conn.QueryRow(ctx, s.q("SELECT EXISTS (SELECT FROM @s.transfer_capture WHERE grp = $1 AND NOT released AND ended = '')"), id).Scan(&live); err != nil || live {
+	if live, err := s.live(ctx, conn, id); err != nil || live {
 		return err
 	}
 	if h := s.hub(id); h != nil {

@@ -151,16 +151,18 @@ func (s *Store) noForeignRows(ctx context.Context, q querier, cat *catalog, m ce
 
 // anyRows returns the name of a table that holds rows of the tenant, or "".
 func anyRows(ctx context.Context, q querier, cat *catalog, tenant cells.TenantID) (string, error) {
-	for _, t := range cat.tables {
-		var any bool
-		if err := q.QueryRow(ctx, fmt.Sprintf("SELECT EXISTS (SELECT FROM %s WHERE %s)", t.sql(), t.where(tenant))).Scan(&any); err != nil {
-			return "", err
-		}
-		if any {
-			return t.Name, nil
-		}
+	if len(cat.tables) == 0 {
+		return "", nil
 	}
-	return "", nil
+	found := "CASE"
+	for i, t := range cat.tables {
+		found += fmt.Sprintf(" WHEN EXISTS (SELECT FROM %s WHERE %s) THEN %d", t.sql(), t.where(tenant), i)
+	}
+	var at int
+	if err := q.QueryRow(ctx, "SELECT "+found+" ELSE -1 END", once).Scan(&at); err != nil || at < 0 {
+		return "", err
+	}
+	return cat.tables[at].Name, nil
 }
 
 // begin opens a transaction that may import: the fence is closed at the move's

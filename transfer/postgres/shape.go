@@ -20,7 +20,9 @@ import (
 // are counted (relnatts), so that one which came and went is noticed. Indexes are left
 // out: they may be made during a move. The guard's triggers are its own business.
 // Tables that are not listed and have a tenant column, or refer to a listed table, have
-// a row each: one that comes during a move may have the tenant's rows.
+// a row each: one that comes during a move may have the tenant's rows. Those are counted,
+// not asked for with EXISTS, so that they are looked up by index for the few tables of the
+// service: EXISTS reads the columns of the whole catalog.
 const shapeSQL = `WITH w AS (SELECT at::int, to_regclass(name)::oid AS oid FROM unnest($1::text[]) WITH ORDINALITY AS u(name, at))
 	SELECT at, '', md5(string_agg(line, E'\n' ORDER BY line COLLATE "C")) FROM (
 	SELECT w.at, concat_ws(' ', 'table', t.relid::oid, coalesce(pg_relation_filenode(t.relid), 0), c.relkind, c.relpersistence, c.relreplident, c.relnatts) AS line
@@ -38,8 +40,8 @@ const shapeSQL = `WITH w AS (SELECT at::int, to_regclass(name)::oid AS oid FROM 
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't' AND n.nspname NOT IN ('pg_catalog', 'information_schema', $4) AND n.nspname NOT LIKE 'pg\_%'
 		AND NOT EXISTS (SELECT FROM w WHERE w.oid = c.oid) AND NOT EXISTS (SELECT FROM unnest($3::text[]) AS l(name) WHERE to_regclass(l.name) = c.oid)
-		AND (EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY ($2::text[]) AND NOT a.attisdropped)
-			OR EXISTS (SELECT FROM pg_constraint k JOIN w ON w.oid = k.confrelid WHERE k.conrelid = c.oid AND k.contype = 'f'))`
+		AND ((SELECT count(*) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = ANY ($2::text[]::name[]) AND NOT a.attisdropped) > 0
+			OR (SELECT count(*) FROM pg_constraint k JOIN w ON w.oid = k.confrelid WHERE k.conrelid = c.oid AND k.contype = 'f') > 0)`
 
 // shapeArgs are what shapeSQL takes.
 func (s *Store) shapeArgs() []any {
@@ -77,13 +79,20 @@ func (s *Store) readShape(rows pgx.Rows) (transfer.Shape, error) {
 
 // shape is that of the tables now, or, in a transaction with a snapshot, then.
 func (s *Store) shape(ctx context.Context, q querier) (transfer.Shape, error) {
-	rows, err := q.Query(ctx, shapeSQL, s.shapeArgs()...)
-	if err != nil {
-		return nil, translate(err)
-	}
-	defer rows.Close()
-	out, err := s.readShape(rows)
-	return out, translate(err)
+	b := &pgx.Batch{}
+	var out transfer.Shape
+	s.queueShape(b, &out)
+	return out, translate(q.SendBatch(ctx, b).Close())
+}
+
+// queueShape has the batch read the shape of the tables.
+func (s *Store) queueShape(b *pgx.Batch, out *transfer.Shape) {
+	b.Queue(fixedPlans)
+	b.Queue(shapeSQL, s.shapeArgs()...).Query(func(rows pgx.Rows) (err error) {
+		*out, err = s.readShape(rows)
+		return err
+	})
+	b.Queue(freshPlans)
 }
 
 // thenSQL reads the shape that a capture was begun with, and why the capture was
@@ -110,10 +119,7 @@ func (s *Store) unchanged(ctx context.Context, q querier, m cells.MoveRef) error
 	b := &pgx.Batch{}
 	var now transfer.Shape
 	var then recorded
-	b.Queue(shapeSQL, s.shapeArgs()...).Query(func(rows pgx.Rows) (err error) {
-		now, err = s.readShape(rows)
-		return err
-	})
+	s.queueShape(b, &now)
 	b.Queue(s.q(thenSQL), string(m.ID)).QueryRow(then.scan)
 	if err := q.SendBatch(ctx, b).Close(); err != nil {
 		return translate(err)
@@ -140,10 +146,7 @@ func (i *imp) held(ctx context.Context, q querier, hold bool) error {
 		b.Queue("LOCK TABLE " + strings.Join(i.cat.relations(), ", ") + " IN ACCESS SHARE MODE")
 	}
 	var now transfer.Shape
-	b.Queue(shapeSQL, i.s.shapeArgs()...).Query(func(rows pgx.Rows) (err error) {
-		now, err = i.s.readShape(rows)
-		return err
-	})
+	i.s.queueShape(b, &now)
 	if err := q.SendBatch(ctx, b).Close(); err != nil {
 		return translate(err)
 	}

@@ -27,6 +27,10 @@ func (s *Store) Survey(ctx context.Context, tenant cells.TenantID) (transfer.Sur
 		if err != nil {
 			return err
 		}
+		// What follows asks the same of every tenant, or asks once.
+		if _, err := tx.Exec(ctx, "SET LOCAL plan_cache_mode = force_generic_plan"); err != nil {
+			return err
+		}
 		if err := s.surveyServer(ctx, tx, &out, find); err != nil {
 			return err
 		}
@@ -85,7 +89,7 @@ func (s *Store) surveyServer(ctx context.Context, tx pgx.Tx, out *transfer.Surve
 		(SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int,
 		(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'), current_setting('max_wal_senders')::int,
 		(SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), has_database_privilege(current_database(), 'CREATE'),
-		pg_is_in_recovery(), pg_has_role('pg_read_all_stats', 'USAGE'), (SELECT setting FROM pg_settings WHERE name = 'data_directory'),
+		pg_is_in_recovery(), pg_has_role('pg_read_all_stats', 'USAGE'), CASE WHEN pg_has_role('pg_read_all_settings', 'USAGE') THEN current_setting('data_directory') END,
 		inet_server_addr() IS NULL OR inet_server_addr() = inet_client_addr(),
 		(SELECT datcollate || coalesce(' ' || (to_jsonb(d)->>'datlocprovider'), '') || coalesce(' ' || (to_jsonb(d)->>'daticulocale'), '') FROM pg_database d WHERE datname = current_database())`).
 		Scan(&version, &wal, &keep, &slots, &maxSlots, &senders, &maxSenders, &replication, &create, &standby, &stats, &dir, &here, &out.Collation)

@@ -131,7 +131,7 @@ func (s *Store) unlisted(ctx context.Context, tx pgx.Tx, cat *catalog, tenant ce
 		EXISTS (SELECT FROM unnest($4::text[]) AS l(name) WHERE to_regclass(l.name) = c.oid)
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid
 		WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence <> 't' AND n.nspname NOT IN ('pg_catalog', 'information_schema', $3) AND n.nspname NOT LIKE 'pg\_%'
-		AND c.oid <> ALL ($1) AND a.attname = ANY ($2) AND NOT a.attisdropped GROUP BY c.oid ORDER BY 1`, oids, columns, s.cfg.Schema, s.cfg.Stay)
+		AND c.oid <> ALL ($1) AND a.attname = ANY ($2::text[]::name[]) AND NOT a.attisdropped GROUP BY c.oid ORDER BY 1`, oids, columns, s.cfg.Schema, s.cfg.Stay)
 	if err != nil {
 		return err
 	}

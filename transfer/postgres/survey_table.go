@@ -5,6 +5,7 @@ package postgres
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -172,7 +173,7 @@ func (t *table) contents(ctx context.Context, tx pgx.Tx, tenant cells.TenantID, 
 			return err
 		}
 		err = within(ctx, tx, func() error {
-			return tx.QueryRow(ctx, fmt.Sprintf("SELECT coalesce(max(%s), 0)::bigint FROM %s WHERE %s", ident(c.name), t.sql(), t.where(tenant))).Scan(&seq.Highest)
+			return tx.QueryRow(ctx, fmt.Sprintf("SELECT coalesce(max(%s), 0)::bigint FROM %s WHERE %s", ident(c.name), t.sql(), t.where(tenant)), once).Scan(&seq.Highest)
 		})
 		if err != nil && sqlState(err) != stateTimeout {
 			return err
@@ -188,21 +189,27 @@ const probePatience = 3 * time.Second
 // within runs f with a bound on its time, and so that the transaction can go on if it
 // fails.
 func within(ctx context.Context, tx pgx.Tx, f func() error) error {
-	return savepoint(ctx, tx, func() error {
-		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL statement_timeout = %d; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on", probePatience.Milliseconds())); err != nil {
-			return err
-		}
-		err := f()
-		if err == nil {
-			_, err = tx.Exec(ctx, "SET LOCAL statement_timeout = 0; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")
-		}
+	if _, err := tx.Exec(ctx, fmt.Sprintf("SAVEPOINT cell; SET LOCAL statement_timeout = %d; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on", probePatience.Milliseconds())); err != nil {
 		return err
-	})
+	}
+	ferr := f()
+	end := "SET LOCAL statement_timeout = 0; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; RELEASE SAVEPOINT cell"
+	if ferr != nil {
+		end = "ROLLBACK TO SAVEPOINT cell; RELEASE SAVEPOINT cell"
+	}
+	if _, err := tx.Exec(ctx, end); err != nil {
+		return errors.Join(ferr, err)
+	}
+	return ferr
 }
+
+// once marks a query of one tenant's rows, whose text no other will have: it is neither
+// prepared nor kept.
+const once = pgx.QueryExecModeExec
 
 // probe asks a question that has a yes or no, unless that takes too long.
 func probe(ctx context.Context, tx pgx.Tx, q string, args ...any) (yes, known bool, err error) {
-	err = within(ctx, tx, func() error { return tx.QueryRow(ctx, q, args...).Scan(&yes) })
+	err = within(ctx, tx, func() error { return tx.QueryRow(ctx, q, append([]any{once}, args...)...).Scan(&yes) })
 	switch sqlState(err) {
 	case stateTimeout, statePrivilege:
 		return false, false, nil
@@ -214,7 +221,7 @@ func probe(ctx context.Context, tx pgx.Tx, q string, args ...any) (yes, known bo
 func (t *table) estimate(ctx context.Context, tx pgx.Tx, tenant cells.TenantID, info *transfer.TableInfo) error {
 	from := fmt.Sprintf("FROM %s WHERE %s", t.sql(), t.where(tenant))
 	var text []byte
-	if err := tx.QueryRow(ctx, "EXPLAIN (FORMAT JSON) SELECT * "+from).Scan(&text); err != nil {
+	if err := tx.QueryRow(ctx, "EXPLAIN (FORMAT JSON) SELECT * "+from, once).Scan(&text); err != nil {
 		return err
 	}
 	var plan []struct {
@@ -232,10 +239,7 @@ func (t *table) estimate(ctx context.Context, tx pgx.Tx, tenant cells.TenantID, 
 		count = "SELECT CASE WHEN EXISTS (SELECT " + from + ") THEN " + strconv.FormatInt(rows, 10) + " ELSE 0 END"
 	}
 	var width float64
-	if err := tx.QueryRow(ctx, count).Scan(&info.Rows); err != nil {
-		return err
-	}
-	if err := tx.QueryRow(ctx, "SELECT coalesce(avg(pg_column_size(s.*)), 0)::float8 FROM (SELECT * "+from+" LIMIT 200) AS s").Scan(&width); err != nil {
+	if err := tx.QueryRow(ctx, "SELECT ("+count+"), (SELECT coalesce(avg(pg_column_size(s.*)), 0)::float8 FROM (SELECT * "+from+" LIMIT 200) AS s)", once).Scan(&info.Rows, &width); err != nil {
 		return err
 	}
 	info.Bytes = int64(width * float64(info.Rows))

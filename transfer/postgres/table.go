@@ -100,6 +100,14 @@ const fkSQL = `SELECT conrelid, confrelid FROM pg_constraint WHERE contype = 'f'
 
 const maySQL = "SELECT current_setting('is_superuser') = 'on' OR current_setting('server_version_num')::int >= 150000 AND has_parameter_privilege('session_replication_role', 'SET')"
 
+// fixedPlans and freshPlans stand around queries of the catalog in a batch: these are the
+// same for every tenant, and planning them each time costs more than they do. A batch that
+// fails takes the setting back with its transaction.
+const (
+	fixedPlans = "SET plan_cache_mode = force_generic_plan"
+	freshPlans = "SET plan_cache_mode = force_custom_plan"
+)
+
 // load reads the catalog, in one exchange with the server, and, with a move, what its
 // capture has recorded of it.
 func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*catalog, error) {
@@ -109,6 +117,7 @@ func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*cat
 	byOID := map[uint32]*table{}
 	var refs []reference
 	b := &pgx.Batch{}
+	b.Queue(fixedPlans)
 	b.Queue(relSQL, names).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			t := &table{}
@@ -153,6 +162,7 @@ func (s *Store) load(ctx context.Context, q querier, move ...cells.MoveID) (*cat
 		b.Queue(s.q(thenSQL), string(m)).QueryRow(c.then.scan)
 	}
 	b.Queue(maySQL).QueryRow(func(row pgx.Row) error { return row.Scan(&c.mayReplica) })
+	b.Queue(freshPlans)
 	if err := q.SendBatch(ctx, b).Close(); err != nil {
 		return nil, translate(err)
 	}
