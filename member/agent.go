@@ -360,37 +360,47 @@ func (m *Member) survey(ctx context.Context, q SurveyRequest) (transfer.Survey, 
 	return a.Survey(ctx, q.Tenant)
 }
 
+// sourceClient is what reaches the agents of a cell: nobody but that cell is believed at
+// their addresses. Moves from one cell share it, and its connections, which a step of a
+// small move would otherwise spend most of its time to open.
+func (m *Member) sourceClient(cell cells.CellID) *http.Client {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.sources[cell]
+	if c == nil {
+		c = m.channel.Client(channel.Identity{Role: channel.RoleCell, Name: string(cell)})
+		m.sources[cell] = c
+	}
+	return c
+}
+
 // remoteSource returns the source cell of a move, seen over the channel.
-func (m *Member) remoteSource(o MoveOrder) (_ transfer.Source, done func(), err error) {
+func (m *Member) remoteSource(o MoveOrder) (_ transfer.Source, err error) {
 	if len(o.Sources) == 0 {
-		return nil, nil, fmt.Errorf("%w: no live process of the source cell %s is known", cells.ErrUnavailable, o.Move.Source)
+		return nil, fmt.Errorf("%w: no live process of the source cell %s is known", cells.ErrUnavailable, o.Move.Source)
 	}
 	for i, u := range o.Sources {
 		if o.Sources[i], err = baseURL(u, "https"); err != nil {
-			return nil, nil, fmt.Errorf("%w: agent of the source: %w", cells.ErrInvalid, err)
+			return nil, fmt.Errorf("%w: agent of the source: %w", cells.ErrInvalid, err)
 		}
 	}
-	// Nobody but the source cell is believed at those addresses.
-	client := m.channel.Client(channel.Identity{Role: channel.RoleCell, Name: string(o.Move.Source)})
-	return transfer.NewRemoteSource(client, o.Sources), client.CloseIdleConnections, nil
+	return transfer.NewRemoteSource(m.sourceClient(o.Move.Source), o.Sources), nil
 }
 
 func (m *Member) prepare(ctx context.Context, o MoveOrder, progress func(cells.Progress)) (any, error) {
-	a, src, done, err := m.moveStep(o)
+	a, src, err := m.moveStep(o)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
 	ctx = transfer.ContextWithGroup(transfer.ContextWithRate(ctx, o.RowsPerSecond), o.Group)
 	return a.Prepare(transfer.ContextWithLimits(ctx, o.Limits), o.Move, src, progress)
 }
 
 func (m *Member) finish(ctx context.Context, o MoveOrder, progress func(cells.Progress)) (any, error) {
-	a, src, done, err := m.moveStep(o)
+	a, src, err := m.moveStep(o)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
 	if p, ok := a.(transfer.Prover); ok {
 		mark, compared, err := p.FinishProved(ctx, o.Move, src, progress)
 		return FinishReply{Mark: mark, Compared: compared}, err
@@ -399,35 +409,34 @@ func (m *Member) finish(ctx context.Context, o MoveOrder, progress func(cells.Pr
 	return FinishReply{Mark: mark}, err
 }
 
-func (m *Member) moveStep(o MoveOrder) (a transfer.Agent, src transfer.Source, done func(), err error) {
+func (m *Member) moveStep(o MoveOrder) (a transfer.Agent, src transfer.Source, err error) {
 	if a, err = m.agent(); err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	if err = m.mine(o.Move.Target, o.Move.Tenant); err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	if o.RowsPerSecond < 0 {
-		return nil, nil, nil, fmt.Errorf("%w: rows_per_second is negative", cells.ErrInvalid)
+		return nil, nil, fmt.Errorf("%w: rows_per_second is negative", cells.ErrInvalid)
 	}
 	if err = o.Limits.Validate(); err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	if o.Group != "" {
 		if err = o.Group.Validate(); err != nil {
-			return nil, nil, nil, err
+			return nil, nil, err
 		}
 	}
-	src, done, err = m.remoteSource(o)
-	return a, src, done, err
+	src, err = m.remoteSource(o)
+	return a, src, err
 }
 
 // bringBack applies here what the owner has committed since the move that can be undone.
 func (m *Member) bringBack(ctx context.Context, o MoveOrder) (cells.Returned, error) {
-	a, src, done, err := m.moveStep(o)
+	a, src, err := m.moveStep(o)
 	if err != nil {
 		return cells.Returned{}, err
 	}
-	defer done()
 	return a.Return(transfer.ContextWithRate(ctx, o.RowsPerSecond), o.Move, src)
 }
 

@@ -66,11 +66,12 @@ type Member struct {
 	storeDown atomic.Bool
 	lastBeat  atomic.Int64 // when the directory last took a heartbeat; unix nanoseconds
 
-	mu      sync.Mutex // guards ready, reason, changed, closed
+	mu      sync.Mutex // guards ready, reason, changed, closed, sources
 	ready   bool
 	reason  string
 	changed chan struct{} // closed and replaced when ready changes
 	closed  bool
+	sources map[cells.CellID]*http.Client // by the cell that moves come from
 }
 
 // Join makes the process a member of its cell: it opens the channel, has the
@@ -93,7 +94,7 @@ func Join(ctx context.Context, cfg Config, opts ...Option) (_ *Member, err error
 	m := &Member{
 		cfg: cfg, opts: o, log: o.log.With("cell", cfg.Cell, "instance", cfg.Instance),
 		reconciled: make(chan struct{}), told: make(chan struct{}), poke: make(chan struct{}, 1), changed: make(chan struct{}),
-		reason: "starting",
+		reason: "starting", sources: map[cells.CellID]*http.Client{},
 	}
 	m.life, m.end = context.WithCancelCause(context.Background())
 	defer func() {
@@ -516,6 +517,13 @@ func (m *Member) Close(ctx context.Context) error {
 	}
 	if m.directory != nil {
 		m.directory.CloseIdleConnections()
+	}
+	m.mu.Lock()
+	sources := m.sources
+	m.sources = map[cells.CellID]*http.Client{}
+	m.mu.Unlock()
+	for _, c := range sources {
+		c.CloseIdleConnections()
 	}
 	if m.metrics != nil {
 		m.metrics.unregister()
