@@ -22,6 +22,9 @@ const (
 	// cutQuiet is for how long a record is not written while its tenant waits: the
 	// route is what a recovery needs, and its writes come first.
 	cutQuiet = 250 * time.Millisecond
+	// gatherSteps is how long a change waits for others to be written with it: steps
+	// come close together, and nothing but people waits for them.
+	gatherSteps = 25 * time.Millisecond
 )
 
 // tracker is the record of a move that this process drives: changed in memory at
@@ -172,7 +175,11 @@ func (t *tracker) run(ctx context.Context) {
 		t.mu.Lock()
 		cutting := t.rec.State == api.MoveCutting || t.rec.State == api.MoveCommitted && t.rec.ServedAt.IsZero()
 		t.mu.Unlock()
-		if cutting && !sleep(ctx, cutQuiet) {
+		quiet := gatherSteps
+		if cutting {
+			quiet = cutQuiet
+		}
+		if !sleep(ctx, quiet) {
 			return
 		}
 		if t.flush(ctx) != nil && !sleep(ctx, 500*time.Millisecond) {
