@@ -150,18 +150,40 @@ func (c *core) admitClosed(ctx context.Context, q querier, tenant cells.TenantID
 	return ended(ctx, translate(q.exec(ctx, c.q(`SELECT @s.admit_closed($1, $2, $3)`), string(tenant), int64(epoch), m)))
 }
 
-func (c *core) emit(ctx context.Context, q querier, typ string, payload any) (cells.EventSeq, error) {
+// EmitCall returns the call of emit as an SQL expression, for a statement of the
+// caller's that takes the number and writes rows with it in one round trip, which
+// matters because other transactions of the tenant that emit wait until this one
+// ends:
+//
+//	call, args, err := g.EmitCall(ctx, "account.changed", change, 1)
+//	tx.Query(ctx, `WITH event AS MATERIALIZED (SELECT `+call+` AS seq)
+//		UPDATE accounts SET balance = $3, event_seq = (SELECT seq FROM event) WHERE tenant = $4 RETURNING event_seq`,
+//		append(args, balance, tenant)...)
+//
+// first is the number of the first of its two parameters, 1 to 65534; ctx is that of
+// the transaction's function. The statement's errors pass through [Guard.Translate]
+// where InTx does not do it. [cells.ErrInvalid] for a type or payload that cannot be
+// stored.
+func (c *core) EmitCall(ctx context.Context, typ string, payload any, first int) (call string, args []any, err error) {
 	if typ == "" || len(typ) > guard.MaxEventType {
-		return 0, fmt.Errorf("%w: event type has %d bytes, want 1 to %d", cells.ErrInvalid, len(typ), guard.MaxEventType)
+		return "", nil, fmt.Errorf("%w: event type has %d bytes, want 1 to %d", cells.ErrInvalid, len(typ), guard.MaxEventType)
 	}
 	body, err := json.Marshal(payload)
 	if err != nil {
-		return 0, fmt.Errorf("%w: event payload: %w", cells.ErrInvalid, err)
-	}
-	var seq int64
-	if err := q.row(ctx, c.q(`SELECT @s.emit($1, $2::text::json)`), []any{typ, string(body)}, &seq); err != nil {
-		return 0, ended(ctx, translate(err))
+		return "", nil, fmt.Errorf("%w: event payload: %w", cells.ErrInvalid, err)
 	}
 	txrun.MarkEmit(ctx)
+	return fmt.Sprintf("%s($%d, $%d::text::json)", c.q("@s.emit"), first, first+1), []any{typ, string(body)}, nil
+}
+
+func (c *core) emit(ctx context.Context, q querier, typ string, payload any) (cells.EventSeq, error) {
+	call, args, err := c.EmitCall(ctx, typ, payload, 1)
+	if err != nil {
+		return 0, err
+	}
+	var seq int64
+	if err := q.row(ctx, "SELECT "+call, args, &seq); err != nil {
+		return 0, ended(ctx, translate(err))
+	}
 	return cells.EventSeq(seq), nil
 }

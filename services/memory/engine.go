@@ -46,6 +46,8 @@ type Guard interface {
 type engine struct {
 	db    *sql.DB
 	guard Guard
+	// call is the guard's EmitCall, where it has one.
+	call func(ctx context.Context, typ string, payload any, first int) (string, []any, error)
 	// alone: no cell around; transactions are admitted at epoch 0.
 	alone bool
 	// question: the driver takes ?1 in place of $1.
@@ -109,7 +111,7 @@ func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return open(ctx, dsn, &engine{db: db, guard: g, alone: o.Cell == "", suffix: " FOR UPDATE", checked: o.Checked}, schemaPostgres)
+	return open(ctx, dsn, &engine{db: db, guard: g, call: g.EmitCall, alone: o.Cell == "", suffix: " FOR UPDATE", checked: o.Checked}, schemaPostgres)
 }
 
 func open(ctx context.Context, dsn string, e *engine, schema string) (*Store, error) {
@@ -219,6 +221,13 @@ func (e *engine) readFenced(ctx context.Context, tenant cells.TenantID, fn func(
 		return fmt.Errorf("%w: read of tenant %s at epoch %d; the fence is at %d", cells.ErrFenced, tenant, adm.Epoch, f.Epoch)
 	}
 	return nil
+}
+
+func (e *engine) emitCall(ctx context.Context, typ string, payload any) (call string, args []any, err error) {
+	if e.call == nil {
+		return "", nil, nil
+	}
+	return e.call(ctx, typ, payload, 1)
 }
 
 func (e *engine) rebind(q string) string {

@@ -45,6 +45,9 @@ type dialect interface {
 	rebind(query string) string
 	// lock is appended to a select whose rows the transaction will change.
 	lock() string
+	// emitCall is the guard's EmitCall for parameters from $1 on; "" where the store
+	// has none.
+	emitCall(ctx context.Context, typ string, payload any) (call string, args []any, err error)
 }
 
 // Querier is what reads need.
@@ -142,17 +145,10 @@ func (s *Store) apply(ctx context.Context, tx Tx, tenant cells.TenantID, typ str
 		}
 		changes[i] = change{w.Ref, out[i].Version, w.Delete}
 	}
-	seq, err := tx.Emit(ctx, typ, map[string]any{"items": changes})
-	if err != nil {
-		return nil, err
-	}
-	for i := range out {
-		out[i].EventSeq = seq
-	}
 	if err := s.keepHistory(ctx, tx, tenant, old); err != nil {
 		return nil, err
 	}
-	return out, s.upsert(ctx, tx, tenant, writes, out)
+	return out, s.upsert(ctx, tx, tenant, writes, out, typ, map[string]any{"items": changes})
 }
 
 func (r Ref) less(o Ref) bool {
@@ -242,32 +238,76 @@ func (s *Store) keepHistory(ctx context.Context, tx Tx, tenant cells.TenantID, o
 	return nil
 }
 
-// upsert writes the new versions. A row whose version is not the one before says
-// that another transaction was first with a key that was new to both.
-func (s *Store) upsert(ctx context.Context, tx Tx, tenant cells.TenantID, writes []Write, items []Item) error {
-	for len(items) > 0 {
-		n := min(chunk, len(items))
-		b := newStatement("INSERT INTO memory_items (tenant, " + itemColumns + ") VALUES ")
-		for i, it := range items[:n] {
-			value := nullJSON(writes[i].Value)
+// upsert emits the event and writes the new versions with its number. Until the
+// transaction ends no other one of the tenant gets a number, so this comes last, and
+// where the store can, the number is taken by the statement that writes the rows: a
+// round trip to the database fewer in which all others wait.
+//
+// A row whose version is not the one before says that another transaction was first
+// with a key that was new to both.
+func (s *Store) upsert(ctx context.Context, tx Tx, tenant cells.TenantID, writes []Write, items []Item, typ string, event any) error {
+	call, args, err := s.d.emitCall(ctx, typ, event)
+	if err != nil {
+		return err
+	}
+	var seq cells.EventSeq
+	if call == "" {
+		if seq, err = tx.Emit(ctx, typ, event); err != nil {
+			return err
+		}
+	}
+	for done := 0; done < len(items); {
+		n := min(chunk, len(items)-done)
+		b := newStatement("")
+		if seq == 0 {
+			b.text("WITH event AS MATERIALIZED (SELECT " + call + " AS seq) ")
+			b.args = args
+		}
+		b.text("INSERT INTO memory_items (tenant, " + itemColumns + ") VALUES ")
+		for i, it := range items[done : done+n] {
+			value := nullJSON(writes[done+i].Value)
 			if it.Deleted {
 				value = sql.NullString{}
 			}
-			b.row(i, string(tenant), it.Namespace, it.Key, value, it.Version, int64(it.EventSeq), int64(it.Epoch), string(it.Cell), it.Deleted, it.At.UnixMicro())
+			number := any(int64(seq))
+			if seq == 0 {
+				number = expression("(SELECT seq FROM event)")
+			}
+			b.row(i, string(tenant), it.Namespace, it.Key, value, it.Version, number, int64(it.Epoch), string(it.Cell), it.Deleted, it.At.UnixMicro())
 		}
 		b.text(` ON CONFLICT (tenant, namespace, key) DO UPDATE SET value = excluded.value, version = excluded.version,
 			event_seq = excluded.event_seq, epoch = excluded.epoch, cell = excluded.cell, deleted = excluded.deleted,
-			updated_at = excluded.updated_at WHERE memory_items.version = excluded.version - 1`)
-		res, err := tx.ExecContext(ctx, s.d.rebind(b.sql.String()), b.args...)
+			updated_at = excluded.updated_at WHERE memory_items.version = excluded.version - 1 RETURNING event_seq`)
+		written, err := s.seqs(ctx, tx, b)
 		if err != nil {
 			return err
 		}
-		if k, err := res.RowsAffected(); err != nil || k != int64(n) {
-			return errors.Join(errRaced, err)
+		if len(written) != n {
+			return errRaced
 		}
-		items, writes = items[n:], writes[n:]
+		seq, done = written[0], done+n
+	}
+	for i := range items {
+		items[i].EventSeq = seq
 	}
 	return nil
+}
+
+func (s *Store) seqs(ctx context.Context, q Querier, b *statement) ([]cells.EventSeq, error) {
+	rows, err := q.QueryContext(ctx, s.d.rebind(b.sql.String()), b.args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var out []cells.EventSeq
+	for rows.Next() {
+		var seq cells.EventSeq
+		if err := rows.Scan(&seq); err != nil {
+			return nil, err
+		}
+		out = append(out, seq)
+	}
+	return out, rows.Err()
 }
 
 func nullJSON(v json.RawMessage) sql.NullString {
@@ -356,7 +396,13 @@ func newStatement(text string, args ...any) *statement {
 
 func (b *statement) text(s string) *statement { b.sql.WriteString(s); return b }
 
+// expression is SQL text in place of a parameter.
+type expression string
+
 func (b *statement) arg(v any) *statement {
+	if e, ok := v.(expression); ok {
+		return b.text(string(e))
+	}
 	b.args = append(b.args, v)
 	b.sql.WriteByte('$')
 	b.sql.WriteString(strconv.Itoa(len(b.args)))
