@@ -276,6 +276,7 @@ type options struct {
 	unguarded func(string) bool
 	listener  net.Listener
 	table     cells.RoutingTable
+	warm      func(context.Context, cells.TenantID) error
 }
 
 // WithStore says where the service keeps its state. Without it the service is

@@ -55,9 +55,10 @@ type Member struct {
 	reconciled chan struct{} // closed when the fences were reconciled once
 	told       chan struct{} // closed when the directory knows that the process leaves
 	dirty      dirtySet
-	keysSeen   string        // content of the admission key file; beat loop only
-	poke       chan struct{} // wakes the beat loop
-	load       busiest       // beat loop only
+	arriving   chan cells.TenantID // tenants that moves bring, for warmUp
+	keysSeen   string              // content of the admission key file; beat loop only
+	poke       chan struct{}       // wakes the beat loop
+	load       busiest             // beat loop only
 	vitals     vitals.Recorder
 
 	leaving  atomic.Bool
@@ -93,8 +94,8 @@ func Join(ctx context.Context, cfg Config, opts ...Option) (_ *Member, err error
 	}
 	m := &Member{
 		cfg: cfg, opts: o, log: o.log.With("cell", cfg.Cell, "instance", cfg.Instance),
-		reconciled: make(chan struct{}), told: make(chan struct{}), poke: make(chan struct{}, 1), changed: make(chan struct{}),
-		reason: "starting", sources: map[cells.CellID]*http.Client{},
+		reconciled: make(chan struct{}), told: make(chan struct{}), poke: make(chan struct{}, 1), arriving: make(chan cells.TenantID, 1),
+		changed: make(chan struct{}), reason: "starting", sources: map[cells.CellID]*http.Client{},
 	}
 	m.life, m.end = context.WithCancelCause(context.Background())
 	defer func() {
@@ -134,6 +135,7 @@ func Join(ctx context.Context, cfg Config, opts ...Option) (_ *Member, err error
 		return nil, fmt.Errorf("member: CELL_AGENT_ADDR: %w", err)
 	}
 	m.wg.Go(m.start)
+	m.wg.Go(m.warmUp)
 	m.beating.Go(m.beat)
 	return m, nil
 }

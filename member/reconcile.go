@@ -122,6 +122,7 @@ func concerns(cell cells.CellID, r *cells.TenantRoute) bool {
 
 // routeChanged is called by the router, in order.
 func (m *Member) routeChanged(old, next cells.TenantRoute) {
+	m.expect(&old, &next)
 	if m.opts.store != nil && (concerns(m.cfg.Cell, &old) || concerns(m.cfg.Cell, &next)) {
 		m.dirty.add(next.TenantID, time.Now().Add(m.opts.settle))
 	}

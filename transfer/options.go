@@ -29,7 +29,7 @@ type options struct {
 
 func defaults() options {
 	return options{batchRows: 5000, viewAge: 10 * time.Minute, follow: time.Minute, lag: 60 * time.Millisecond,
-		touched: 2000, undoRows: 200_000, steps: 25 * time.Millisecond, check: 2 * time.Second, log: slog.New(slog.DiscardHandler)}
+		touched: 200, undoRows: 200_000, steps: 25 * time.Millisecond, check: 2 * time.Second, log: slog.New(slog.DiscardHandler)}
 }
 
 // WithRowsPerSecond throttles copies and removals; 0, the default, is unlimited.
@@ -53,7 +53,8 @@ func WithFollow(d time.Duration) Option { return func(o *options) { o.follow = d
 func WithLag(d time.Duration) Option { return func(o *options) { o.lag = d } }
 
 // WithTouchedLimit is the number of changed keys above which Prepare compares
-// them before the cut, rather than in it; default 2000.
+// them before the cut, rather than in it, as long as that leaves fewer of them;
+// default 200.
 func WithTouchedLimit(n int64) Option { return func(o *options) { o.touched = n } }
 
 // WithUndoCompare is the number of rows up to which an undo compares everything

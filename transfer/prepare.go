@@ -235,6 +235,7 @@ func (p *preparing) verify(ctx context.Context, view View, sets []KeySet) error 
 func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err error) {
 	began := time.Now()
 	var seen int64
+	before := int64(1) << 50 // keys of the round before
 	for round := 0; ; round++ {
 		// The run outlives this call if it is left for Finish.
 		r := follow(context.WithoutCancel(ctx), p.m, p.src, p.imp)
@@ -249,7 +250,9 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 		}
 		changes, busy := r.counts()
 		seen += changes
-		if err == nil && touched > p.v.o.touched && round < 3 {
+		// Each comparison takes less time than the one before, and fewer keys change in it.
+		if err == nil && touched > p.v.o.touched && touched < before*4/5 && round < 6 {
+			before = touched
 			if err = r.stop(); err == nil {
 				<-r.ended
 				err = p.recheck(ctx)

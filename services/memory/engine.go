@@ -86,6 +86,9 @@ func OpenSQLite(ctx context.Context, path string, o OpenOptions) (*Store, error)
 	return open(ctx, path, &engine{db: db, guard: g, alone: o.Cell == "", question: true}, schemaSQLite)
 }
 
+// maxConns is how many connections a process has to its Postgres.
+const maxConns = 32
+
 // OpenPostgres opens a store in a Postgres database. Close it.
 func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error) {
 	cfg, err := pgx.ParseConfig(dsn)
@@ -99,8 +102,8 @@ func OpenPostgres(ctx context.Context, dsn string, o OpenOptions) (*Store, error
 		tenancypg.Mark(cfg, "")
 	}
 	db := stdlib.OpenDB(*cfg)
-	db.SetMaxOpenConns(32)
-	db.SetMaxIdleConns(32)
+	db.SetMaxOpenConns(maxConns)
+	db.SetMaxIdleConns(maxConns)
 	opts := []guardpg.Option{}
 	if o.Cell == "" {
 		opts = append(opts, guardpg.WithoutCells())
@@ -153,6 +156,17 @@ func (s *Store) migrate(ctx context.Context, schema string, shared bool) (err er
 
 // Guard returns the store's guard, for a member's agent and a relay.
 func (s *Store) Guard() Guard { return s.guard }
+
+// Warm opens the connections that the clients of a tenant which arrives will want at
+// once. A file has none to wait for.
+func (s *Store) Warm(ctx context.Context, _ cells.TenantID) error {
+	if g, ok := s.guard.(interface {
+		Warm(ctx context.Context, n int) error
+	}); ok {
+		return g.Warm(ctx, maxConns/2)
+	}
+	return nil
+}
 
 // Close ends the guard's work and closes the database.
 func (s *Store) Close() error {

@@ -157,7 +157,7 @@ func run(ctx context.Context, o options, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAgent()) }()
-	mopts := []member.Option{member.WithLogger(log), member.WithMetrics(metrics)}
+	mopts := []member.Option{member.WithLogger(log), member.WithMetrics(metrics), member.WithWarmUp(store.Warm)}
 	if check != nil {
 		mopts = append(mopts, member.WithCheck(check.Check))
 		if relay != nil {
