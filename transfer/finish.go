@@ -91,7 +91,7 @@ func (v *Mover) finish(ctx context.Context, m cells.MoveRef, src Source, progres
 	if err := fill(ctx, r.imp, o.view); err != nil {
 		return State{}, err
 	}
-	sets, err := r.imp.Touched(ctx)
+	sets, err := r.imp.Touched(ctx, finishKeys)
 	if err != nil {
 		return State{}, err
 	}

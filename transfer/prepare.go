@@ -230,100 +230,68 @@ func (p *preparing) verify(ctx context.Context, view View, sets []KeySet) error 
 	return p.v.o.fault("verified")
 }
 
-// catchUp applies changes until the lag is short, compares what changed if that is
-// much, and leaves a run behind for Finish.
+// catchUp applies changes until the lag is short, compares the keys that changed as long
+// as they are many, and leaves a run behind for Finish.
 func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err error) {
 	began := time.Now()
-	var seen int64
-	before := int64(1) << 50 // keys of the round before
-	for round := 0; ; round++ {
-		// The run outlives this call if it is left for Finish.
-		r := follow(context.WithoutCancel(ctx), p.m, p.src, p.imp)
-		lag, n, asked, err := p.rounds(ctx, r)
-		var touched int64
-		if err == nil {
-			err = r.call(ctx, func(imp Import) error {
-				sets, err := imp.Touched(ctx)
-				touched = keyCount(sets)
-				return err
-			})
-		}
-		changes, busy := r.counts()
-		seen += changes
-		// Each comparison takes less time than the one before, and fewer keys change in it.
-		if err == nil && touched > p.v.o.touched && touched < before*4/5 && round < 6 {
-			before = touched
-			if err = r.stop(); err == nil {
-				<-r.ended
-				err = p.recheck(ctx)
-			}
-			if err == nil {
-				continue
-			}
-		}
-		if err == nil {
-			_, err = p.src.Check(ctx, p.m, p.watch.limits)
-		}
-		if err == nil {
-			err = r.call(ctx, func(imp Import) error { return imp.Unlock(ctx) })
-		}
-		if err != nil {
+	// The run outlives this call if it is left for Finish.
+	r := follow(context.WithoutCancel(ctx), p.m, p.src, p.imp)
+	defer func() {
+		if err != nil && p.imp != nil {
 			_ = r.stop()
 			<-r.ended
+		}
+	}()
+	lag, n, asked, err := p.rounds(ctx, r)
+	if err != nil {
+		return out, err
+	}
+	var left int64
+	for before, round := int64(1)<<50, 0; ; round++ {
+		if left, err = touched(ctx, r); err != nil {
 			return out, err
 		}
-		out = p.predict(lag, n, touched, changes, asked, busy)
-		out.WriteRate = float64(seen) / max(time.Since(began), time.Millisecond).Seconds()
-		p.imp = nil
-		if p.v.o.follow > 0 {
-			p.v.leave(r)
-		} else {
-			p.v.end(r)
+		// Each comparison takes less time than the one before, and fewer keys change in it.
+		if left <= p.v.o.touched || left >= before*4/5 || round == maxSettles {
+			break
 		}
-		return out, p.v.o.fault("prepared")
+		before = left
+		if err := p.settle(ctx, r, left); err != nil {
+			return out, err
+		}
+		if lag, n, asked, err = p.round(ctx, r); err != nil {
+			return out, err
+		}
 	}
+	if _, err := p.src.Check(ctx, p.m, p.watch.limits); err != nil {
+		return out, err
+	}
+	if err := r.call(ctx, func(imp Import) error { return imp.Unlock(ctx) }); err != nil {
+		return out, err
+	}
+	changes, busy := r.counts()
+	out = p.predict(lag, n, left, changes, asked, busy)
+	out.WriteRate = float64(changes) / max(time.Since(began), time.Millisecond).Seconds()
+	p.imp = nil
+	if p.v.o.follow > 0 {
+		p.v.leave(r)
+	} else {
+		p.v.end(r)
+	}
+	return out, p.v.o.fault("prepared")
 }
 
-// recheck compares the keys that changed since the last comparison, at one position.
-func (p *preparing) recheck(ctx context.Context) error {
-	view, err := p.view(ctx)
-	if err != nil {
-		return err
-	}
-	defer view.Close()
-	if err := align(ctx, p.imp, view); err != nil {
-		return err
-	}
-	sets, err := p.imp.Touched(ctx)
-	if err != nil {
-		return err
-	}
-	return p.verify(ctx, view, sets)
-}
+// maxSettles bounds how often keys are compared before the cut.
+const maxSettles = 8
 
 // rounds waits until the changes committed up to a question are applied within
-// the wanted lag, and gives up trying when that gets no better. It returns the
-// last round's time, its changes and the time that the question took.
+// the wanted lag, and gives up trying when that gets no better. It returns what the
+// last round does.
 func (p *preparing) rounds(ctx context.Context, r *run) (lag time.Duration, changes int64, asked time.Duration, err error) {
 	best, stale := time.Duration(1<<62), 0
 	for {
-		before, _ := r.counts()
-		start := time.Now()
-		head, err := p.src.Head(ctx, p.m)
-		if err != nil {
-			return 0, 0, 0, err
-		}
-		asked = time.Since(start)
-		if err := r.wait(ctx, head); err != nil {
-			return 0, 0, 0, err
-		}
-		lag = time.Since(start)
-		after, _ := r.counts()
-		changes = after - before
-		p.v.o.log.Debug("transfer: caught up", "move", p.m.ID, "tenant", p.m.Tenant, "lag", lag, "changes", changes)
-		p.progress(cells.Progress{Phase: "catchup", Done: after, Left: lag})
-		if lag <= p.v.o.lag {
-			return lag, changes, asked, nil
+		if lag, changes, asked, err = p.round(ctx, r); err != nil || lag <= p.v.o.lag {
+			return lag, changes, asked, err
 		}
 		if lag < best*9/10 {
 			best, stale = lag, 0
@@ -331,6 +299,27 @@ func (p *preparing) rounds(ctx context.Context, r *run) (lag time.Duration, chan
 			return lag, changes, asked, nil
 		}
 	}
+}
+
+// round waits until the changes committed up to a question are applied. It returns the
+// time from the question on, the changes in it, and the time that the answer took.
+func (p *preparing) round(ctx context.Context, r *run) (lag time.Duration, changes int64, asked time.Duration, err error) {
+	before, _ := r.counts()
+	start := time.Now()
+	head, err := p.src.Head(ctx, p.m)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	asked = time.Since(start)
+	if err := r.wait(ctx, head); err != nil {
+		return 0, 0, 0, err
+	}
+	lag = time.Since(start)
+	after, _ := r.counts()
+	changes = after - before
+	p.v.o.log.Debug("transfer: caught up", "move", p.m.ID, "tenant", p.m.Tenant, "lag", lag, "changes", changes)
+	p.progress(cells.Progress{Phase: "catchup", Done: after, Left: lag})
+	return lag, changes, asked, nil
 }
 
 // predict says what the cut will take: the last round is what it repeats, then

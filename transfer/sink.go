@@ -124,8 +124,12 @@ type Import interface {
 	Abort()
 	// Digests returns a digest for each of sets, in order, of what is committed.
 	Digests(ctx context.Context, sets []KeySet) ([]Digest, error)
-	// Touched returns the keys that changed since Verified, in sets of a bounded size.
-	Touched(ctx context.Context) ([]KeySet, error)
+	// Touched returns the keys that changed since Verified and were not settled after
+	// it, in sets of at most perSet keys.
+	Touched(ctx context.Context, perSet int) ([]KeySet, error)
+	// Settle records that the keys were compared, in what comparisons, and leaves them
+	// out of Touched until they change again.
+	Settle(ctx context.Context, sets []KeySet, compared []cells.Comparison) error
 	// Missing returns keys of rows that could not be applied for want of a value
 	// that the changes do not carry; they are to be fetched at Applied.
 	Missing(ctx context.Context) ([]KeySet, error)

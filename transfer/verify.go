@@ -67,28 +67,12 @@ func compare(ctx context.Context, m cells.MoveRef, imp Import, view View, sets [
 	if len(sets) == 0 {
 		return nil, nil
 	}
-	type answer struct {
-		ds  []Digest
-		err error
-	}
-	theirs := make(chan answer, 1)
-	go func() {
-		ds, err := view.Digests(ctx, sets)
-		theirs <- answer{ds, err}
-	}()
-	ours, err := imp.Digests(ctx, sets)
-	a := <-theirs
-	if a.err != nil {
-		return nil, a.err
-	}
+	ours, theirs, err := digestBoth(ctx, imp, view, sets)
 	if err != nil {
 		return nil, err
 	}
-	if len(a.ds) != len(sets) || len(ours) != len(sets) {
-		return nil, fmt.Errorf("transfer: asked for %d digests, got %d and %d", len(sets), len(a.ds), len(ours))
-	}
 	for i, s := range sets {
-		if a.ds[i] == ours[i] {
+		if theirs[i] == ours[i] {
 			continue
 		}
 		what := "the whole table"
@@ -97,9 +81,13 @@ func compare(ctx context.Context, m cells.MoveRef, imp Import, view View, sets [
 		}
 		return nil, fmt.Errorf("%w: table %s of tenant %s, %s at position %s: %d rows with digest %s at %s, %d rows with digest %s at %s; "+
 			"nothing was committed: roll the move back, look for writers at %s that bypass the guard and for triggers there, then move again",
-			ErrMismatch, s.Table, m.Tenant, what, view.Position(), a.ds[i].Rows, a.ds[i].Sum, m.Source, ours[i].Rows, ours[i].Sum, m.Target, m.Target)
+			ErrMismatch, s.Table, m.Tenant, what, view.Position(), theirs[i].Rows, theirs[i].Sum, m.Source, ours[i].Rows, ours[i].Sum, m.Target, m.Target)
 	}
 	return fold(string(view.Position()), sets, ours), nil
+}
+
+func errDigests(want, theirs, ours int) error {
+	return fmt.Errorf("transfer: asked for %d digests, got %d and %d", want, theirs, ours)
 }
 
 // whole names all rows of the tables.

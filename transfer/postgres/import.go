@@ -432,15 +432,48 @@ func (i *imp) Digests(ctx context.Context, sets []transfer.KeySet) ([]transfer.D
 	return ds, i.explain(ctx, translate(err))
 }
 
-func (i *imp) Touched(ctx context.Context) ([]transfer.KeySet, error) {
-	return i.noted(ctx, keyTouched)
+func (i *imp) Touched(ctx context.Context, perSet int) ([]transfer.KeySet, error) {
+	return i.noted(ctx, keyTouched, int64(perSet))
+}
+
+const settleSQL = `DELETE FROM @s.transfer_key AS t
+	USING (SELECT $1::text AS move, 't'::"char" AS kind, $2::text AS tbl, k AS key FROM unnest($3::bytea[]) AS k OFFSET 0) AS u
+	WHERE t.move = u.move AND t.kind = u.kind AND t.tbl = u.tbl AND t.key = u.key`
+
+func (i *imp) Settle(ctx context.Context, sets []transfer.KeySet, compared []cells.Comparison) error {
+	return i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
+		st.Compared = compared
+		done := map[string][][]byte{}
+		for _, set := range sets {
+			t, err := i.cat.table(set.Table)
+			if err != nil {
+				return err
+			}
+			keys, err := t.readKeys(set)
+			if err != nil {
+				return err
+			}
+			done[t.Name] = append(done[t.Name], encodeKeys(keys)...)
+		}
+		// Each key is looked up, whatever the statistics of a table say that was empty a
+		// moment ago; see keyed.
+		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
+			return err
+		}
+		for name, keys := range done {
+			if _, err := tx.Exec(ctx, i.s.q(settleSQL), string(i.m.ID), name, keys); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (i *imp) Missing(ctx context.Context) ([]transfer.KeySet, error) {
-	return i.noted(ctx, keyMissing)
+	return i.noted(ctx, keyMissing, keysPerSet)
 }
 
-func (i *imp) noted(ctx context.Context, kind string) (out []transfer.KeySet, err error) {
+func (i *imp) noted(ctx context.Context, kind string, perSet int64) (out []transfer.KeySet, err error) {
 	rows, err := i.conn.Query(ctx, i.s.q(`SELECT tbl, key FROM @s.transfer_key WHERE move = $1 AND kind = $2::text::"char" ORDER BY tbl, key`), string(i.m.ID), kind)
 	if err != nil {
 		return nil, translate(err)
@@ -453,7 +486,7 @@ func (i *imp) noted(ctx context.Context, kind string) (out []transfer.KeySet, er
 			return nil, err
 		}
 		n := len(out) - 1
-		if n < 0 || out[n].Table != name || out[n].Count >= keysPerSet {
+		if n < 0 || out[n].Table != name || out[n].Count >= perSet {
 			out = append(out, transfer.KeySet{Table: name})
 			n++
 		}

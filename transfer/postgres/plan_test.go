@@ -50,7 +50,7 @@ func TestKeysAreLookedUpByTheKey(t *testing.T) {
 	}
 	source := items.keyed(items.unnest(items.keyAt, 1), "big")
 	for _, q := range []string{
-		items.digestSQL(source + " JOIN " + items.sql() + " AS t ON " + items.onKey()),
+		items.digestKeysSQL("big"),
 		"UPDATE " + items.sql() + " AS t SET v = 'y' FROM " + source + " WHERE " + items.onKey(),
 		"DELETE FROM " + items.sql() + " AS t USING " + source + " WHERE " + items.onKey(),
 	} {
@@ -61,7 +61,11 @@ func TestKeysAreLookedUpByTheKey(t *testing.T) {
 		if _, err := tx.Exec(ctx, planning); err != nil {
 			t.Fatal(err)
 		}
-		rows, err := tx.Query(ctx, "EXPLAIN "+q, keys)
+		args := []any{keys}
+		if strings.Contains(q, "$2") {
+			args = append(args, make([]int32, len(keys)))
+		}
+		rows, err := tx.Query(ctx, "EXPLAIN "+q, args...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,5 +81,66 @@ func TestKeysAreLookedUpByTheKey(t *testing.T) {
 		if !good {
 			t.Errorf("keys are not looked up by the key:\n%s\n%s", q, strings.Join(plan, "\n"))
 		}
+	}
+}
+
+// TestSettledKeysAreLookedUp: the table of changed keys has just been filled, and its
+// statistics may be those of an empty one, or of another move's thousand keys.
+func TestSettledKeysAreLookedUp(t *testing.T) {
+	ctx := t.Context()
+	pool, err := pgxpool.New(ctx, pgtest.DB(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	s := &Store{pool: pool, schema: "cell"}
+	exec := func(qs ...string) {
+		t.Helper()
+		for _, q := range qs {
+			if _, err := pool.Exec(ctx, s.q(q)); err != nil {
+				t.Fatalf("%v, in: %s", err, q)
+			}
+		}
+	}
+	exec("CREATE SCHEMA cell")
+	if err := s.install(ctx); err != nil {
+		t.Fatal(err)
+	}
+	exec("ALTER TABLE @s.transfer_key SET (autovacuum_enabled = false)")
+	for _, statistics := range []string{"of an empty table", "of one move"} {
+		if statistics == "of one move" {
+			exec("INSERT INTO @s.transfer_key SELECT 'old', 't', 'items', decode(md5(i::text), 'hex') FROM generate_series(1, 1000) AS i")
+		}
+		exec("ANALYZE @s.transfer_key", "INSERT INTO @s.transfer_key SELECT 'new', 't', 'items', decode(md5(i::text), 'hex') FROM generate_series(1, 20000) AS i")
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(ctx, planning+"; SET LOCAL enable_seqscan = off"); err != nil {
+			t.Fatal(err)
+		}
+		var keys [][]byte
+		if err := tx.QueryRow(ctx, s.q("SELECT array_agg(key) FROM @s.transfer_key WHERE move = 'new'")).Scan(&keys); err != nil {
+			t.Fatal(err)
+		}
+		rows, err := tx.Query(ctx, "EXPLAIN (ANALYZE, TIMING OFF) "+s.q(settleSQL), "new", "items", keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = tx.Rollback(ctx)
+		text := strings.Join(plan, "\n")
+		if strings.Contains(text, "Nested Loop") && !strings.Contains(text, "(key = ") {
+			t.Errorf("statistics %s:\n%s", statistics, text)
+		}
+		for _, line := range plan {
+			if strings.Contains(line, "Removed by") && !strings.Contains(line, ": 0") {
+				t.Errorf("statistics %s: rows are read in vain:\n%s", statistics, text)
+			}
+		}
+		exec("DELETE FROM @s.transfer_key", "VACUUM @s.transfer_key")
 	}
 }

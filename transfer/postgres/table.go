@@ -301,7 +301,10 @@ func (t *table) where(tenant cells.TenantID) string {
 
 // unnest is a row source u of columns that come as one array of texts each,
 // beginning at parameter from; each value cast to the column's type.
-func (t *table) unnest(cols []int, from int) string {
+func (t *table) unnest(cols []int, from int) string { return t.unnestWith(cols, from, "") }
+
+// unnestWith is unnest with one more column, if it is given: its type and its name.
+func (t *table) unnestWith(cols []int, from int, extra string) string {
 	args := make([]string, len(cols))
 	names := make([]string, len(cols))
 	casts := make([]string, len(cols))
@@ -309,6 +312,9 @@ func (t *table) unnest(cols []int, from int) string {
 		args[i] = fmt.Sprintf("$%d::text[]", from+i)
 		names[i] = fmt.Sprintf("v%d", i)
 		casts[i] = fmt.Sprintf("v%d::%s AS %s", i, t.cols[c].typ, ident(t.cols[c].name))
+	}
+	if typ, name, ok := strings.Cut(extra, " "); ok {
+		args, names, casts = append(args, fmt.Sprintf("$%d::%s[]", from+len(cols), typ)), append(names, name), append(casts, name)
 	}
 	return fmt.Sprintf("(SELECT %s FROM unnest(%s) AS w(%s)) AS u", strings.Join(casts, ", "), strings.Join(args, ", "), strings.Join(names, ", "))
 }

@@ -236,37 +236,3 @@ func columnsOf(keys [][]string, n int) []any {
 	}
 	return out
 }
-
-// digestSQL adds up two halves of a hash of each row's text, so that their order
-// does not matter. Text is exact: floats in their shortest form that reads back,
-// numerics with their scale, NULL apart from ”.
-func (t *table) digestSQL(from string) string {
-	return fmt.Sprintf(`SELECT count(*), coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint), 0)::text, coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint), 0)::text
-		FROM (SELECT md5(ROW(%s)::text) AS h FROM %s) AS d`, list(t.names(), ", ", func(_ int, n string) string { return "t." + ident(n) }), from)
-}
-
-func digests(ctx context.Context, q querier, cat *catalog, tenant cells.TenantID, sets []transfer.KeySet) ([]transfer.Digest, error) {
-	out := make([]transfer.Digest, len(sets))
-	for i, set := range sets {
-		t, err := cat.table(set.Table)
-		if err != nil {
-			return nil, err
-		}
-		from := fmt.Sprintf("%s AS t WHERE t.%s", t.sql(), t.where(tenant))
-		var args []any
-		if !set.All && len(t.keys) > 0 {
-			keys, err := t.readKeys(set)
-			if err != nil {
-				return nil, err
-			}
-			args = columnsOf(keys, len(t.keys))
-			from = fmt.Sprintf("%s JOIN %s AS t ON %s", t.keyed(t.unnest(t.keyAt, 1), tenant), t.sql(), t.onKey())
-		}
-		var a, b string
-		if err := q.QueryRow(ctx, t.digestSQL(from), args...).Scan(&out[i].Rows, &a, &b); err != nil {
-			return nil, err
-		}
-		out[i].Table, out[i].Sum = set.Table, a+"/"+b
-	}
-	return out, nil
-}

@@ -19,8 +19,6 @@ import (
 )
 
 const (
-	// keysPerSet bounds a KeySet.
-	keysPerSet = 5000
 	// flushChanges is when changes that do not end yet are written: the write lock of
 	// the whole database is never held for longer than that takes.
 	flushChanges = 5000
@@ -484,7 +482,7 @@ func (i *imp) Digests(ctx context.Context, sets []transfer.KeySet) (out []transf
 	return out, i.explain(ctx, err)
 }
 
-func (i *imp) Touched(ctx context.Context) (out []transfer.KeySet, err error) {
+func (i *imp) Touched(ctx context.Context, perSet int) (out []transfer.KeySet, err error) {
 	err = i.s.reading(ctx, func(tx *sql.Tx) error {
 		rows, err := tx.QueryContext(ctx, "SELECT tbl, key FROM cell_transfer_touched WHERE move = ? ORDER BY tbl, key", i.m.ID)
 		if err != nil {
@@ -498,7 +496,7 @@ func (i *imp) Touched(ctx context.Context) (out []transfer.KeySet, err error) {
 				return err
 			}
 			n := len(out) - 1
-			if n < 0 || out[n].Table != name || out[n].Count >= keysPerSet {
+			if n < 0 || out[n].Table != name || out[n].Count >= int64(perSet) {
 				out = append(out, transfer.KeySet{Table: name})
 				n++
 			}
@@ -508,6 +506,38 @@ func (i *imp) Touched(ctx context.Context) (out []transfer.KeySet, err error) {
 		return rows.Err()
 	})
 	return out, err
+}
+
+func (i *imp) Settle(ctx context.Context, sets []transfer.KeySet, compared []cells.Comparison) error {
+	return i.tx(ctx, func(tx *sql.Tx, st *transfer.State) error {
+		st.Compared = compared
+		stmt, err := tx.PrepareContext(ctx, "DELETE FROM cell_transfer_touched WHERE move = ? AND tbl = ? AND key = ?")
+		if err != nil {
+			return err
+		}
+		defer stmt.Close()
+		for _, set := range sets {
+			t := i.tables[set.Table]
+			if t == nil {
+				return unknown(set.Table)
+			}
+			data := set.Data
+			for range set.Count {
+				_, rest, err := readValues(data, len(t.keys))
+				if err != nil {
+					return err
+				}
+				if _, err := stmt.ExecContext(ctx, string(i.m.ID), t.Name, data[:len(data)-len(rest)]); err != nil {
+					return err
+				}
+				data = rest
+			}
+			if len(data) > 0 {
+				return errShort
+			}
+		}
+		return nil
+	})
 }
 
 // Missing implements transfer.Import: a change is a whole row here.

@@ -36,6 +36,8 @@ func Mutants(t *testing.T, h Harness) {
 		{"applies changes out of order", sinkOf(func(i transfer.Import) transfer.Import { return &reorders{Import: i} }), []string{"changes in order"}},
 		{"skips changes before the cut", sinkOf(func(i transfer.Import) transfer.Import { return &skipsAhead{Import: i} }), []string{"every kind of change", "changes between copies"}},
 		{"compares nothing", sinkOf(func(i transfer.Import) transfer.Import { return &blind{Import: i} }), []string{"difference found before the cut", "difference found in the cut"}},
+		{"settles what differs", sinkOf(func(i transfer.Import) transfer.Import { return &settlesAll{i} }), []string{"keys settled before the cut"}},
+		{"settles for ever", sinkOf(func(i transfer.Import) transfer.Import { return &settlesForEver{Import: i} }), []string{"keys settled before the cut"}},
 		{"forgets what changed", sinkOf(func(i transfer.Import) transfer.Import { return &forgets{Import: i} }), []string{"difference found in the cut"}},
 		{"ignores the fence", func(h Harness) Harness { h.cell.IgnoreFence = true; return h }, []string{"late import", "late removal"}},
 		{"loses changes on the way back", sinkOf(func(i transfer.Import) transfer.Import { return &dropsChanges{Import: i} }), []string{"way back"}},
@@ -204,7 +206,7 @@ func (s *skipsAhead) Apply(ctx context.Context, b transfer.Batch) error {
 // blind says that everything is equal.
 type blind struct{ transfer.Import }
 
-func (b *blind) Touched(context.Context) ([]transfer.KeySet, error) { return nil, nil }
+func (b *blind) Touched(context.Context, int) ([]transfer.KeySet, error) { return nil, nil }
 
 func (b *blind) Digests(context.Context, []transfer.KeySet) ([]transfer.Digest, error) {
 	return nil, nil
@@ -213,7 +215,7 @@ func (b *blind) Digests(context.Context, []transfer.KeySet) ([]transfer.Digest, 
 // forgets compares no key that has changed.
 type forgets struct{ transfer.Import }
 
-func (f *forgets) Touched(context.Context) ([]transfer.KeySet, error) { return nil, nil }
+func (f *forgets) Touched(context.Context, int) ([]transfer.KeySet, error) { return nil, nil }
 
 type removesNothing struct{ transfer.Sink }
 

@@ -29,6 +29,7 @@ var checks = []check{
 	{name: "left before the sweep", f: testLeftBeforeSweep},
 	{name: "difference found before the cut", f: testDifferenceBefore},
 	{name: "difference found in the cut", f: testDifferenceInCut},
+	{name: "keys settled before the cut", f: testSettled},
 	{name: "target not empty", f: testNotEmpty},
 	{name: "refused", f: testRefused},
 	{name: "throttled", f: testThrottled},

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transfer
+
+import (
+	"context"
+	"time"
+)
+
+// settleKeys is how many keys, of so many in all, settle compares as one: one that has
+// changed again meanwhile keeps the others back, and each set is a question of its own.
+func settleKeys(all int64) int { return int(min(max(all/100, 4), 64)) }
+
+// finishKeys bounds the keys of one set where all of them have to be equal.
+const finishKeys = 5000
+
+// settle compares the keys that changed since they were last compared, and has the
+// import forget those that are equal, so that Finish has few left; keys is about how
+// many there are. The run goes on where it is, which keeps the source's stream of changes open.
+//
+// The rows here are those of the source at A, the position that is applied; the view
+// shows the source at P, not before A. Where a key's rows are equal and no change
+// between A and P concerns it, the rows were equal at A. A change that does concern it
+// is yet to be applied and will have the key compared again. Keys that differ are no
+// mismatch for the same reason: they stay, and Finish compares them at one position.
+func (p *preparing) settle(ctx context.Context, r *run, keys int64) error {
+	return r.call(ctx, func(imp Import) error {
+		sets, err := imp.Touched(ctx, settleKeys(keys))
+		if err != nil || len(sets) == 0 {
+			return err
+		}
+		view, err := p.view(ctx)
+		if err != nil {
+			return err
+		}
+		defer view.Close()
+		if view.Position() < imp.State().Applied {
+			return nil // it was taken for the whole group, before
+		}
+		start := time.Now()
+		ours, theirs, err := digestBoth(ctx, imp, view, sets)
+		if err != nil {
+			return err
+		}
+		p.perKey = time.Since(start) / time.Duration(max(1, keyCount(sets)))
+		equal, digests := sets[:0:0], ours[:0:0]
+		for i := range sets {
+			if ours[i] == theirs[i] {
+				equal, digests = append(equal, sets[i]), append(digests, ours[i])
+			}
+		}
+		p.v.o.log.Debug("transfer: settled", "move", p.m.ID, "tenant", p.m.Tenant, "position", view.Position(),
+			"keys", keyCount(sets), "equal", keyCount(equal), "took", time.Since(start))
+		if len(equal) == 0 {
+			return nil
+		}
+		if err := imp.Settle(ctx, equal, compared(imp.State().Compared, fold(string(view.Position()), equal, digests))); err != nil {
+			return err
+		}
+		return p.v.o.fault("settled")
+	})
+}
+
+// touched counts the keys that Finish would compare now.
+func touched(ctx context.Context, r *run) (n int64, err error) {
+	err = r.call(ctx, func(imp Import) error {
+		sets, err := imp.Touched(ctx, finishKeys)
+		n = keyCount(sets)
+		return err
+	})
+	return n, err
+}
+
+// digestBoth asks both sides at once.
+func digestBoth(ctx context.Context, imp Import, view View, sets []KeySet) (ours, theirs []Digest, err error) {
+	type answer struct {
+		ds  []Digest
+		err error
+	}
+	far := make(chan answer, 1)
+	go func() {
+		ds, err := view.Digests(ctx, sets)
+		far <- answer{ds, err}
+	}()
+	ours, err = imp.Digests(ctx, sets)
+	a := <-far
+	if a.err != nil {
+		return nil, nil, a.err
+	}
+	if err == nil && (len(a.ds) != len(sets) || len(ours) != len(sets)) {
+		err = errDigests(len(sets), len(a.ds), len(ours))
+	}
+	return ours, a.ds, err
+}
