@@ -263,12 +263,16 @@ func (p *preparing) catchUp(ctx context.Context) (out cells.Prediction, err erro
 			return out, err
 		}
 	}
+	watch := stopwatch{last: time.Now()}
 	if _, err := p.src.Check(ctx, p.m, p.watch.limits); err != nil {
 		return out, err
 	}
+	watch.lap("check")
 	if err := r.call(ctx, func(imp Import) error { return imp.Unlock(ctx) }); err != nil {
 		return out, err
 	}
+	watch.lap("unlock")
+	p.v.o.log.Debug("transfer: prepared", append([]any{"move", p.m.ID, "tenant", p.m.Tenant, "lag", lag, "keys", left}, watch.laps...)...)
 	changes, busy := r.counts()
 	out = p.predict(lag, n, left, changes, asked, busy)
 	out.WriteRate = float64(changes) / max(time.Since(began), time.Millisecond).Seconds()

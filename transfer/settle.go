@@ -25,6 +25,7 @@ const finishKeys = 5000
 // mismatch for the same reason: they stay, and Finish compares them at one position.
 func (p *preparing) settle(ctx context.Context, r *run, keys int64) error {
 	return r.call(ctx, func(imp Import) error {
+		began := time.Now()
 		sets, err := imp.Touched(ctx, settleKeys(keys))
 		if err != nil || len(sets) == 0 {
 			return err
@@ -37,6 +38,8 @@ func (p *preparing) settle(ctx context.Context, r *run, keys int64) error {
 		if view.Position() < imp.State().Applied {
 			return nil // it was taken for the whole group, before
 		}
+		watch := stopwatch{last: began}
+		watch.lap("view")
 		start := time.Now()
 		ours, theirs, err := digestBoth(ctx, imp, view, sets)
 		if err != nil {
@@ -49,14 +52,15 @@ func (p *preparing) settle(ctx context.Context, r *run, keys int64) error {
 				equal, digests = append(equal, sets[i]), append(digests, ours[i])
 			}
 		}
-		p.v.o.log.Debug("transfer: settled", "move", p.m.ID, "tenant", p.m.Tenant, "position", view.Position(),
-			"keys", keyCount(sets), "equal", keyCount(equal), "took", time.Since(start))
+		watch.lap("compare")
 		if len(equal) == 0 {
 			return nil
 		}
 		if err := imp.Settle(ctx, equal, compared(imp.State().Compared, fold(string(view.Position()), equal, digests))); err != nil {
 			return err
 		}
+		watch.lap("settle")
+		p.v.o.log.Debug("transfer: settled", append([]any{"move", p.m.ID, "tenant", p.m.Tenant, "position", view.Position(), "keys", keyCount(sets), "equal", keyCount(equal)}, watch.laps...)...)
 		return p.v.o.fault("settled")
 	})
 }
