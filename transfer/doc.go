@@ -84,10 +84,12 @@
 // # Comparing
 //
 // All rows are compared once, after the copy, at the copy's view. From then on the
-// target notes the key of each change in the transaction that applies it. If
-// there are many, they are compared at another view before the cut; in the cut only
-// those since then are, so that the pause does not grow with the tenant. Digests
-// are computed by the databases, over every column, and do not depend on order.
+// target notes the key of each change in the transaction that applies it. While there
+// are many, both sides are asked between two transactions, and keys whose rows are equal
+// are settled: the view is behind what is applied, so a key that changed in between
+// either differs or is noted again when that change comes. What is not settled is
+// compared in the cut, at one position, so that the pause does not grow with the tenant.
+// Digests are computed by the databases, over every column, and do not depend on order.
 //
 // # What happens when
 //
