@@ -21,8 +21,9 @@
 //
 // Users take a SCIM token only. [Tokens] says whose: one place compares it, in constant
 // time. Groups take a SCIM token too, with the tenant in X-Tenant (or the only one that
-// the cell is configured with), or a bearer token that is scoped to a tenant; either way
-// the tenant is checked before anything is written.
+// the cell is configured with); a bearer token that is scoped to a tenant may read them,
+// and writes none: what a tenant's token wrote would be no word of the provider. Either
+// way the tenant is checked before anything is read or written.
 //
 // # When something fails
 //

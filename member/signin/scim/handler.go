@@ -50,7 +50,8 @@ type Config struct {
 	Tenants []cells.TenantID
 	// BaseURL is the cell's public base URL; locations are below it. Relative without one.
 	BaseURL string
-	// Verify verifies a bearer token that is no SCIM token; nil accepts none.
+	// Verify verifies a bearer token that is no SCIM token, which may read the groups of its
+	// tenant; nil accepts none.
 	Verify func(context.Context, string) (tenancy.Principal, error)
 	// Held checks a tenant before its groups are read or written: with a principal as a
 	// request of its own, with nil as the provider's. Nil checks nothing: a deployment that
@@ -95,6 +96,10 @@ func New(cfg Config) (*Handler, error) {
 	return h, nil
 }
 
+// Some providers write flags as "True" and "False", which the library then reads; it has
+// one switch for the process.
+func init() { schema.SetAllowStringValues(true) }
+
 // isGroups reports whether a path below the prefix is the groups'.
 func isGroups(rest string) bool { return rest == "Groups" || strings.HasPrefix(rest, "Groups/") }
 
@@ -114,6 +119,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 			err = &cells.Answer{Code: cells.CodeTooLarge, Detail: fmt.Sprintf("a request has at most %d bytes", maxBody), Err: err}
 		}
+	}
+	if err == nil && r.Method == http.MethodPatch {
+		err = bounded(body)
 	}
 	if err != nil {
 		a := cells.AnswerOf(err)
@@ -183,6 +191,9 @@ func (h *Handler) authorize(r *http.Request, groups bool) (cells.TenantID, error
 		who, err := h.cfg.Verify(ctx, raw)
 		if err != nil {
 			return "", err
+		}
+		if r.Method != http.MethodGet {
+			return "", &cells.Answer{Code: cells.CodeForbidden, Detail: "groups are written with a SCIM token of the cell"}
 		}
 		tenant := who.Tenant
 		if len(named) == 1 {

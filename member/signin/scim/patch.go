@@ -14,9 +14,6 @@ import (
 	filter "github.com/scim2/filter-parser/v2"
 )
 
-// maxOperations bounds a patch.
-const maxOperations = 100
-
 // patch applies operations, which the protocol has checked against the schema, to a
 // resource's attributes.
 func patch(s schema.Schema, doc map[string]any, ops []scim.PatchOperation) error {
@@ -33,8 +30,12 @@ func patch(s schema.Schema, doc map[string]any, ops []scim.PatchOperation) error
 			if !ok {
 				return scimerrors.ScimErrorInvalidValue
 			}
-			for k, v := range m {
-				if err := setAttribute(s, doc, op.Op, filter.Path{AttributePath: filter.AttributePath{AttributeName: k}}, v); err != nil {
+			list, err := named(s, m)
+			if err != nil {
+				return err
+			}
+			for _, n := range list {
+				if err := setAttribute(s, doc, op.Op, n.path, n.value); err != nil {
 					return err
 				}
 			}

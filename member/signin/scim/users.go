@@ -29,8 +29,8 @@ const tries = 3
 // users is the resource of users.
 type users struct{ h *Handler }
 
-// userOf reads a user out of its attributes.
-func userOf(attributes map[string]any) (u signin.User, err error) {
+// userOf reads a user out of its attributes; active holds where they do not say.
+func userOf(attributes map[string]any, active bool) (u signin.User, err error) {
 	delete(attributes, "password") // nobody signs in with one
 	text := func(m map[string]any, k string) string { s, _ := m[k].(string); return s }
 	bad := func(detail string) error {
@@ -38,7 +38,7 @@ func userOf(attributes map[string]any) (u signin.User, err error) {
 		e.Detail = detail
 		return e
 	}
-	u.Name, u.External, u.Active = text(attributes, "userName"), text(attributes, "externalId"), true
+	u.Name, u.External, u.Active = text(attributes, "userName"), text(attributes, "externalId"), active
 	if a, ok := attributes["active"].(bool); ok {
 		u.Active = a
 	}
@@ -115,7 +115,7 @@ func (s users) answer(u signin.User, err error) (scim.Resource, error) {
 
 // Create implements scim.ResourceHandler.
 func (s users) Create(r *http.Request, attributes scim.ResourceAttributes) (scim.Resource, error) {
-	u, err := userOf(attributes)
+	u, err := userOf(attributes, true)
 	if err == nil {
 		u, err = s.h.cfg.Store.CreateUser(r.Context(), u)
 	}
@@ -199,7 +199,8 @@ func (s users) change(r *http.Request, id string, next func(map[string]any) (map
 		if doc, err = next(doc); err != nil {
 			break
 		}
-		if u, err = userOf(doc); err != nil {
+		// A write that leaves active out brings nobody back.
+		if u, err = userOf(doc, was.Active); err != nil {
 			break
 		}
 		u.ID, u.Version = was.ID, was.Version

@@ -113,8 +113,11 @@ func TestProvisioning(t *testing.T) {
 		t.Errorf("a group of a tenant that the cell does not hold: %d", status)
 	}
 	w.untouched("stranger")
-	if status, _ := scim(w.sign("https://users.example", "u-7"), "POST", "Groups", group); status != 201 {
-		t.Errorf("a group by the token of a tenant: %d", status)
+	if status, _ := scim(w.sign("https://users.example", "u-7"), "POST", "Groups", group); status != 403 {
+		t.Errorf("a group written by the token of a tenant: %d", status)
+	}
+	if status, doc := scim(w.sign("https://users.example", "u-7"), "GET", "Groups", ""); status != 200 {
+		t.Errorf("groups read by the token of a tenant: %d %v", status, doc)
 	}
 }
 
