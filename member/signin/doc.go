@@ -17,14 +17,16 @@
 //
 // # The keys of an issuer
 //
-//	none --a fetch lands--> fresh --KeysFor--> old, fetched again beside requests
+//	none --a fetch lands--> fresh --4/5 of KeysFor--> due, fetched again beside requests
+//	due --KeysFor--> old: a request waits for a fetch, and uses the set if that fails
 //	old --KeysStale--> none
 //
 // A token whose key is not in the set makes the set be fetched again, at most once in
 // RefreshEvery for whatever is presented; requests that need the same fetch share it,
 // and it ends after FetchTimeout. A key that an issuer no longer publishes is used until
 // the next fetch, and so at most KeysFor after it, longer only while the issuer does not
-// answer, and never past KeysStale.
+// answer, and never past KeysStale. While it does not, fetches go on beside requests,
+// which wait for none that follows shortly after one that failed.
 //
 // # When something fails
 //
@@ -32,7 +34,8 @@
 //     cannot be fetched: AUTH_UNAVAILABLE, 503 with Retry-After. Never a pass, and never a
 //     401 on which a client would drop its session.
 //   - The set holds a private or a symmetric key: the fetch counts as failed; what its
-//     holder signs could be anybody's.
+//     holder signs could be anybody's. A key of a kind that is not known here is passed
+//     over, alone.
 //   - The token is malformed, expired, of another audience, signed by another key:
 //     UNAUTHENTICATED. What is in it is not logged.
 package signin

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -46,12 +47,12 @@ func (k *keySet) isFile() bool { return k.of.Keys != "" && !strings.Contains(k.o
 
 // fit returns the keys that a token with this header may be signed with.
 func (k *keySet) fit(ctx context.Context, kid, alg string) ([]jose.JSONWebKey, error) {
-	keys, fresh, usable := k.state()
+	keys, is := k.state()
 	found := match(keys, kid, alg)
 	switch {
-	case usable && len(found) > 0 && fresh:
+	case len(found) > 0 && is == fresh:
 		return found, nil
-	case usable && len(found) > 0:
+	case len(found) > 0 && (is == due || is == failed):
 		k.refresh() // beside the request
 		return found, nil
 	}
@@ -62,40 +63,66 @@ func (k *keySet) fit(ctx context.Context, kid, alg string) ([]jose.JSONWebKey, e
 			return nil, fmt.Errorf("%w: %w", errKeys, context.Cause(ctx))
 		}
 	}
-	keys, _, usable = k.state()
+	keys, is = k.state()
 	k.mu.Lock()
 	failure := k.failure
 	k.mu.Unlock()
 	found = match(keys, kid, alg)
 	switch {
-	case usable && len(found) > 0:
-		return found, nil
+	case len(found) > 0:
+		return found, nil // an old set, too: it was not fetched again just now
 	case failure != nil:
 		// A set that cannot be fetched could have the key by now.
 		return nil, fmt.Errorf("%w: %w", errKeys, failure)
-	case !usable:
+	case is == none:
 		return nil, errKeys
 	}
 	return nil, errNoKey
 }
 
-// state returns the keys; fresh says that they need not be fetched, usable that they
-// may be used.
-func (k *keySet) state() (keys []jose.JSONWebKey, fresh, usable bool) {
+// freshness is what may be done with a set.
+type freshness int
+
+const (
+	none   freshness = iota // there is none that may be used
+	fresh                   // it is used
+	due                     // used, and fetched again beside the request
+	old                     // the request waits for a fetch, and uses it if that fails
+	failed                  // old, and a fetch has just failed: used as one that is due
+)
+
+// state returns the keys and what they are.
+func (k *keySet) state() ([]jose.JSONWebKey, freshness) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.keys == nil {
-		return nil, false, false
+		return nil, none
 	}
-	age := k.cfg.Now().Sub(k.fetched)
+	now := k.cfg.Now()
+	age := now.Sub(k.fetched)
 	keysFor := k.cfg.KeysFor
 	if k.isFile() {
 		keysFor = min(keysFor, fileFor)
 	}
-	if age >= k.cfg.KeysStale {
-		return nil, false, false
+	switch {
+	case age >= k.cfg.KeysStale:
+		return nil, none
+	case age < keysFor/5*4:
+		return k.keys, fresh
+	case age < keysFor:
+		return k.keys, due
+	case k.failure != nil && now.Sub(k.tried) < k.every()+k.cfg.FetchTimeout:
+		return k.keys, failed
 	}
-	return k.keys, age < keysFor, true
+	return k.keys, old
+}
+
+// every is the pace of the fetches.
+func (k *keySet) every() time.Duration {
+	if k.isFile() {
+		return min(k.cfg.RefreshEvery, fileFor)
+	}
+	return k.cfg.RefreshEvery
 }
 
 // fileFor is how long a set from a file is used before the file is read again.
@@ -104,16 +131,12 @@ const fileFor = 2 * time.Second
 // refresh starts a fetch, or joins the one that runs; nil when it is too early for
 // another. The channel is closed when the fetch has ended.
 func (k *keySet) refresh() <-chan struct{} {
-	every := k.cfg.RefreshEvery
-	if k.isFile() {
-		every = min(every, fileFor)
-	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
 	case k.flight != nil:
 		return k.flight
-	case !k.tried.IsZero() && k.cfg.Now().Sub(k.tried) < every, k.life.Err() != nil:
+	case !k.tried.IsZero() && k.cfg.Now().Sub(k.tried) < k.every(), k.life.Err() != nil:
 		return nil
 	}
 	ended := make(chan struct{})
@@ -202,7 +225,8 @@ func (k *keySet) get(ctx context.Context, at string, read func(io.Reader) error)
 }
 
 // readKeys reads a key set and refuses one with private or symmetric keys. Keys that
-// are not for signatures, or too weak, are passed over.
+// are not for signatures, too weak, or of a kind that is not known here are passed over
+// (RFC 7517, section 5).
 func readKeys(r io.Reader) ([]jose.JSONWebKey, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxKeySet+1))
 	if err != nil {
@@ -211,15 +235,35 @@ func readKeys(r io.Reader) ([]jose.JSONWebKey, error) {
 	if len(b) > maxKeySet {
 		return nil, fmt.Errorf("%w: the key set is larger than %d bytes", cells.ErrInvalid, maxKeySet)
 	}
-	var set jose.JSONWebKeySet
-	if err := json.Unmarshal(b, &set); err != nil {
-		return nil, fmt.Errorf("%w: the key set cannot be read", cells.ErrInvalid) // it may hold what it should not
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	unread := fmt.Errorf("%w: the key set cannot be read", cells.ErrInvalid) // it may hold what it should not
+	if json.Unmarshal(b, &set) != nil {
+		return nil, unread
 	}
 	if len(set.Keys) > maxKeys {
 		return nil, fmt.Errorf("%w: the key set has %d keys, at most %d", cells.ErrInvalid, len(set.Keys), maxKeys)
 	}
 	var out []jose.JSONWebKey
-	for _, key := range set.Keys {
+	for _, raw := range set.Keys {
+		var members map[string]json.RawMessage
+		if json.Unmarshal(raw, &members) != nil {
+			return nil, unread
+		}
+		id := strconv.QuoteToASCII(string(members["kid"]))
+		for _, private := range []string{"d", "k", "p", "q", "dp", "dq", "qi", "oth", "priv"} {
+			if _, is := members[private]; is {
+				return nil, fmt.Errorf("%w: the key set holds key %.100s, which is not public", cells.ErrInvalid, id)
+			}
+		}
+		if string(members["kty"]) == `"oct"` {
+			return nil, fmt.Errorf("%w: the key set holds key %.100s, which is not public", cells.ErrInvalid, id)
+		}
+		var key jose.JSONWebKey
+		if json.Unmarshal(raw, &key) != nil {
+			continue
+		}
 		if !key.IsPublic() {
 			return nil, fmt.Errorf("%w: the key set holds key %.100q, which is not public", cells.ErrInvalid, key.KeyID)
 		}

@@ -27,7 +27,8 @@ type Config struct {
 	// HTTP fetches documents; its redirects are not followed. A client of its own by
 	// default.
 	HTTP *http.Client
-	// KeysFor is how long keys are used before they are fetched again; 5 min by default.
+	// KeysFor is how long keys are used before a request waits for new ones, which are
+	// fetched from four fifths of it on; 5 min by default.
 	KeysFor time.Duration
 	// KeysStale is how long they are used while they cannot be fetched; 1 h by default.
 	KeysStale time.Duration

@@ -323,17 +323,56 @@ func TestKeysAreFetchedSeldom(t *testing.T) {
 		t.Errorf("before the keys are old: %v", err)
 	}
 	is.later(31 * time.Second)
-	end := time.Now().Add(time.Minute)
-	for {
-		_, err := v.Verify(t.Context(), good)
-		if code(err) == cells.CodeUnauthenticated {
-			break
-		}
-		if err != nil || time.Now().After(end) {
-			t.Fatalf("a key that is gone: %v", err)
-		}
+	// However long nobody asked: the first request waits for the fetch.
+	if _, err := v.Verify(t.Context(), good); code(err) != cells.CodeUnauthenticated {
+		t.Fatalf("a key that is gone: %v", err)
 	}
 	fetched(3)
+	// Before that, the keys are fetched beside a request.
+	three := newSigner(t, "3")
+	is.later(50 * time.Second)
+	is.publish(three.pub)
+	if _, err := v.Verify(t.Context(), unknown); err != nil {
+		t.Errorf("keys that are due: %v", err)
+	}
+	end := time.Now().Add(time.Minute)
+	for n := 0; n != 4; {
+		if is.do(func() { n = is.fetched }); time.Now().After(end) {
+			t.Fatalf("%d fetches, want 4", n)
+		}
+	}
+	// Keys that are old are used when the fetch fails.
+	if _, err := v.Verify(t.Context(), three.sign(t, is.with(nil), "")); err != nil {
+		t.Fatal(err)
+	}
+	is.later(30 * time.Minute)
+	is.do(func() { is.status = 500 })
+	if _, err := v.Verify(t.Context(), three.sign(t, is.with(nil), "")); err != nil {
+		t.Errorf("old keys while the issuer does not answer: %v", err)
+	}
+	fetched(4) // discovery failed
+}
+
+// A key that is not known here is passed over; the others of its set are used.
+func TestUnknownKeysArePassedOver(t *testing.T) {
+	is, s := newIssuer(t), newSigner(t, "k")
+	good := map[string]any{}
+	if err := json.Unmarshal([]byte(jsonOf(s.pub)), &good); err != nil {
+		t.Fatal(err)
+	}
+	for what, other := range map[string]any{"a kind": map[string]any{"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"}, "a curve": map[string]any{"kty": "EC", "crv": "secp256k1", "x": "AA", "y": "AA"}, "no kind": map[string]any{"kid": "x"}} {
+		is.do(func() { is.set = map[string]any{"keys": []any{other, good}} })
+		if _, err := is.verifier(t).Verify(t.Context(), s.sign(t, is.with(nil), "")); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for what, other := range map[string]any{"a private key": map[string]any{"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA", "priv": "AA"}, "a private exponent": map[string]any{"kty": "EC", "crv": "secp256k1", "d": "AA"},
+		"a secret": map[string]any{"kty": "oct", "k": ""}, "no key": "x"} {
+		is.do(func() { is.set = map[string]any{"keys": []any{good, other}} })
+		if _, err := is.verifier(t).Verify(t.Context(), s.sign(t, is.with(nil), "")); code(err) != cells.CodeAuthUnavailable {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }
 
 // Keys that cannot be had are no verdict: neither a pass nor a refusal.
