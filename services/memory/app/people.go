@@ -117,11 +117,17 @@ func (p *people) principal(ctx context.Context, raw string) (checks.Principal, e
 	return checks.Principal{Tenant: t.Tenant, Subject: t.Subject}, nil
 }
 
+// useOf is what the audit says of a bot's request: quoted, as it is the client's text.
+func useOf(r *http.Request) string {
+	path := r.URL.Path
+	return fmt.Sprintf("%.20s %q in tenant %.200q", r.Method, path[:min(len(path), 200)], r.Header.Get(signin.HeaderTenant))
+}
+
 // resolve says in which tenant a request acts.
 func (p *people) resolve(r *http.Request) (cells.TenantID, checks.Principal, error) {
 	return signin.Resolve(r, func(ctx context.Context, raw string) (checks.Principal, error) {
 		if p != nil && bot.Is(raw) {
-			return p.bots.Principal(ctx, raw, fmt.Sprintf("%s %.200s in tenant %.200q", r.Method, r.URL.Path, r.Header.Get(signin.HeaderTenant)))
+			return p.bots.Principal(ctx, raw, useOf(r))
 		}
 		return p.principal(ctx, raw)
 	})

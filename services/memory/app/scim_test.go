@@ -5,10 +5,12 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard/tenancy"
@@ -118,6 +120,16 @@ func TestProvisioning(t *testing.T) {
 	}
 	if status, doc := scim(w.sign("https://users.example", "u-7"), "GET", "Groups", ""); status != 200 {
 		t.Errorf("groups read by the token of a tenant: %d %v", status, doc)
+	}
+}
+
+// The audit says what a bot asked for in one line, whatever the path has in it.
+func TestUseOfABot(t *testing.T) {
+	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/x%0asa:other%1b[2J"+strings.Repeat("%c3%a9", 200), nil)
+	r.Header.Set("X-Tenant", "t1")
+	got := useOf(r)
+	if !strings.HasPrefix(got, `POST "/v1/x\nsa:other\x1b[2J`) || !strings.HasSuffix(got, `" in tenant "t1"`) || strings.ContainsFunc(got, unicode.IsControl) || len(got) > 260 {
+		t.Errorf("%d bytes: %s", len(got), got)
 	}
 }
 
