@@ -215,6 +215,22 @@ func TestAdmit(t *testing.T) {
 	admit("no store", cells.CodeAuthUnavailable, nil)
 }
 
+// Somebody whose email changes goes on with the new one, and with it alone.
+func TestAnotherEmail(t *testing.T) {
+	c := newCrowd(t)
+	ann := c.provision("ann@x.org")
+	token := signin.Token{Issuer: "https://idp", Kind: signin.People, Subject: "0a", Email: "ann@x.org", IssuedAt: c.now}
+	c.ok(c.Admit(t.Context(), token))
+	ann.Email = "ann@y.org"
+	c.set(ann, true)
+	c.now = c.now.Add(time.Minute)
+	c.want("the email before", true, person("0a", "ann@x.org"))
+	c.want("the new email", false, person("0a", "ann@y.org"))
+	c.want("no email in the token", true, person("0b", ""))
+	token.Email, token.IssuedAt = "ann@y.org", c.now
+	c.ok(c.Admit(t.Context(), token))
+}
+
 // What attach asks: who would be refused, and the end of their tokens.
 func TestUnprovisioned(t *testing.T) {
 	c := newCrowd(t)

@@ -115,7 +115,7 @@ type Store interface {
 	// its email.
 	CreateUser(ctx context.Context, u User) (User, error)
 	// UpdateUser replaces the user with the ID and the Version of u. An email that is
-	// left is kept as deleted.
+	// left is kept as deleted, and the accounts that have it have the new one in its place.
 	UpdateUser(ctx context.Context, u User) (User, error)
 	// DeleteUser deletes a user; its email is kept as deleted.
 	DeleteUser(ctx context.Context, id string) error

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -302,6 +303,20 @@ func accounts(t T, s signin.Store) {
 	if one = must[[]signin.Account](t)(s.AccountsOf(ctx, "i", "ann")); one[0].Live() {
 		t.Errorf("%+v", one)
 	}
+	// Accounts follow a person to another email, and to one that they have.
+	put(signin.Account{Issuer: "k", Subject: "cy", Emails: []string{"cy@x.org", "c@x.org"}})
+	put(signin.Account{Issuer: "k", Subject: "dan", Emails: []string{"dan@x.org"}})
+	cy := must[signin.User](t)(s.CreateUser(ctx, user("cy", "Cy@x.org")))
+	for _, next := range []struct{ email, want string }{{"cy@y.org", "c@x.org cy@y.org"}, {"c@x.org", "c@x.org"}} {
+		cy.Email = next.email
+		cy = must[signin.User](t)(s.UpdateUser(ctx, cy))
+		if got := must[[]signin.Account](t)(s.AccountsOf(ctx, "k", "cy")); strings.Join(got[0].Emails, " ") != next.want {
+			t.Errorf("after %s: %+v", next.email, got)
+		}
+	}
+	if got := must[[]signin.Account](t)(s.AccountsOf(ctx, "k", "dan")); strings.Join(got[0].Emails, " ") != "dan@x.org" {
+		t.Errorf("another's: %+v", got)
+	}
 	n := 0
 	for after := (signin.Account{}); ; n++ {
 		list := must[[]signin.Account](t)(s.Accounts(ctx, after, 1))
@@ -310,7 +325,7 @@ func accounts(t T, s signin.Store) {
 		}
 		after = list[0]
 	}
-	if n != 3 {
+	if n != 5 {
 		t.Errorf("%d accounts are listed", n)
 	}
 	is(t, "nobody", s.RecordAccount(ctx, signin.Account{Issuer: "i"}), cells.ErrInvalid)

@@ -38,6 +38,7 @@ func TestSuiteFindsFaults(t *testing.T) {
 		"groups are everybody's":              {"Groups", `AFTER INSERT ON principal_groups WHEN new.tenant = 't1' BEGIN UPDATE principal_groups SET tenant = 't2', name_key = new.id WHERE id = new.id; END`},
 		"revocations are taken back":          {"Accounts", `AFTER UPDATE OF revoked ON accounts BEGIN UPDATE accounts SET revoked = 0; END`},
 		"the newest token is forgotten":       {"Accounts", `AFTER UPDATE OF last_issued ON accounts BEGIN UPDATE accounts SET last_issued = old.last_issued WHERE issuer = old.issuer AND subject = old.subject; END`},
+		"accounts keep an email that is left": {"Accounts", `BEFORE DELETE ON account_emails BEGIN SELECT RAISE(IGNORE); END`},
 		"the lineage is lost":                 {"ServiceAccounts", `AFTER UPDATE OF lineage ON service_accounts BEGIN UPDATE service_accounts SET lineage = old.lineage; END`},
 		"challenges are not used up":          {"ChallengesOnce", `AFTER DELETE ON challenges BEGIN INSERT INTO challenges VALUES (old.hash, old.bot, old.expires); END`},
 		"tokens outlive their key":            {"Bots", `BEFORE DELETE ON bot_tokens BEGIN SELECT RAISE(IGNORE); END`},

@@ -81,8 +81,9 @@ func (s *Store) UpdateUser(ctx context.Context, u signin.User) (signin.User, err
 	u.Changed = now()
 	err := s.change(ctx, "update user", func(tx *sql.Tx) error {
 		var was signin.EmailKey
+		var left string
 		var created int64
-		if err := tx.QueryRowContext(ctx, s.q(`SELECT email_key, created FROM users WHERE id = ?`), u.ID).Scan(&was, &created); err != nil {
+		if err := tx.QueryRowContext(ctx, s.q(`SELECT email_key, email, created FROM users WHERE id = ?`), u.ID).Scan(&was, &left, &created); err != nil {
 			return err
 		}
 		u.Created = at(created)
@@ -102,6 +103,9 @@ func (s *Store) UpdateUser(ctx context.Context, u signin.User) (signin.User, err
 			if _, err := s.exec(ctx, tx, `DELETE FROM tombstones WHERE email_key = ?`, u.Key); err != nil {
 				return err
 			}
+			if err := s.follow(ctx, tx, left, u.Email); err != nil {
+				return err
+			}
 		}
 		return s.setWork(ctx, tx, &u)
 	})
@@ -110,6 +114,16 @@ func (s *Store) UpdateUser(ctx context.Context, u signin.User) (signin.User, err
 	}
 	u.Version++
 	return u, nil
+}
+
+// follow gives the accounts with an email the one that came in its place.
+func (s *Store) follow(ctx context.Context, tx *sql.Tx, left, now string) error {
+	if _, err := s.exec(ctx, tx, `INSERT INTO account_emails (issuer, subject, email)
+		SELECT issuer, subject, CAST(? AS TEXT) FROM account_emails WHERE email = ? ON CONFLICT DO NOTHING`, now, left); err != nil {
+		return err
+	}
+	_, err := s.exec(ctx, tx, `DELETE FROM account_emails WHERE email = ?`, left)
+	return err
 }
 
 // bury keeps an email as deleted.
