@@ -10,13 +10,16 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -291,16 +294,88 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// Challenges cost a write: they are given at a pace.
+// Challenges cost a write: they are given at a pace, which is one of each name and each
+// address, and says nothing of who is a bot.
 func TestPace(t *testing.T) {
 	c := newCell(t, 0.001)
-	last := 0
-	for range 25 {
-		last, _ = c.post(bot.PathChallenge, map[string]string{"bot": "nobody"})
+	key := c.make("glass")
+	ask := func(name, from string) int {
+		r := httptest.NewRequestWithContext(t.Context(), "POST", bot.PathChallenge, strings.NewReader(`{"bot":"`+name+`"}`))
+		r.RemoteAddr = from
+		w := httptest.NewRecorder()
+		c.bots.ServeHTTP(w, r)
+		return w.Code
 	}
-	if last != 429 {
-		t.Errorf("the 25th challenge: %d", last)
+	var paces []int
+	for _, name := range []string{"nobody", "glass", strings.Repeat("x", 100)} {
+		n := 0
+		for ask(name, "192.0.2.1:1") == 200 && n < 100 {
+			n++
+		}
+		paces = append(paces, n)
 	}
+	if paces[0] != 20 || paces[1] != paces[0] || paces[2] != paces[0] {
+		t.Errorf("challenges in a burst, of nobody, of a bot, of no name: %v", paces)
+	}
+	// Nobody else's questions count for the bot, however many names and addresses there are.
+	for n := range 5000 {
+		ask(fmt.Sprintf("n%d", n), "192.0.2.1:1")
+	}
+	if got := ask("glass", "192.0.2.1:2"); got != 429 {
+		t.Errorf("the pace of a bot was forgotten for the names of others: %d", got)
+	}
+	if _, err := c.proof("glass", key).Token(t.Context()); err != nil {
+		t.Errorf("from another address: %v", err)
+	}
+	for n := range 20 {
+		ask("glass", fmt.Sprintf("[2001:db8::%d]:1", n))
+	}
+	if got := ask("glass", "[2001:db8::ffff]:1"); got != 429 {
+		t.Errorf("another address of the same network: %d", got)
+	}
+}
+
+// A bot that is told to come back does, a few times.
+func TestBusyCell(t *testing.T) {
+	c := newCell(t, 1000)
+	key := c.make("glass")
+	var left atomic.Int64
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == bot.PathChallenge && left.Add(-1) >= 0 {
+			cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeRateLimited, RetryAfter: time.Second})
+			return
+		}
+		c.bots.ServeHTTP(w, r)
+	}))
+	defer front.Close()
+	p := c.proof("glass", key)
+	p.Address = front.URL
+	left.Store(1)
+	if _, err := p.Token(t.Context()); err != nil {
+		t.Errorf("busy once: %v", err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		asked, begun := 0, time.Now()
+		p.HTTP = &http.Client{Transport: busy(func() { asked++ })}
+		if _, err := p.Token(t.Context()); code(err) != cells.CodeRateLimited || asked != 4 || time.Since(begun) != 6*time.Second {
+			t.Errorf("busy for long: %v, asked %d times in %s", err, asked, time.Since(begun))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := p.Token(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("nobody waits: %v", err)
+		}
+	})
+}
+
+// busy answers everything with a refusal for the pace.
+type busy func()
+
+func (b busy) RoundTrip(r *http.Request) (*http.Response, error) {
+	b()
+	w := httptest.NewRecorder()
+	cells.WriteProblem(w, r, &cells.Answer{Code: cells.CodeRateLimited, RetryAfter: 2 * time.Second})
+	return w.Result(), nil
 }
 
 // FuzzAssertion presents anything as a proof.

@@ -34,7 +34,15 @@ type Proof struct {
 	HTTP *http.Client
 }
 
-// Token proves the bot and returns a token of the cell, for [TokenFor]. The error is a
+// busyTries is how often a cell that refuses for its pace is asked again, busyWait the
+// longest that it is waited for at once.
+const (
+	busyTries = 3
+	busyWait  = 10 * time.Second
+)
+
+// Token proves the bot and returns a token of the cell, for [TokenFor]. A cell that
+// refuses for its pace is asked again a few times, when it says. The error is a
 // [*cells.Answer] of the cell, or wraps [cells.ErrInvalid] or [cells.ErrUnavailable]; it
 // holds neither key nor token.
 func (p Proof) Token(ctx context.Context) (string, error) {
@@ -65,8 +73,22 @@ func (p Proof) Token(ctx context.Context) (string, error) {
 	}
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	var c challengeAnswer
-	if err := post(ctx, &client, at+PathChallenge, challengeRequest{p.Name}, &c); err != nil {
-		return "", err
+	for left := busyTries; ; left-- {
+		err := post(ctx, &client, at+PathChallenge, challengeRequest{p.Name}, &c)
+		if err == nil {
+			break
+		}
+		a := cells.AnswerOf(err)
+		if a == nil || a.Code != cells.CodeRateLimited || a.RetryAfter <= 0 || a.RetryAfter > busyWait || left == 0 {
+			return "", err
+		}
+		timer := time.NewTimer(a.RetryAfter)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return "", fmt.Errorf("%w: %w", err, context.Cause(ctx))
+		case <-timer.C:
+		}
 	}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm(key), Key: key.Key}, (&jose.SignerOptions{}).WithType(assertionType))
 	if err != nil {

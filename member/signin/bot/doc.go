@@ -30,5 +30,8 @@
 //   - The store does not answer: AUTH_UNAVAILABLE.
 //   - The name is unknown, the key another, the challenge used or old: UNAUTHENTICATED,
 //     all alike, so that nothing is learned of names.
-//   - Challenges are asked for too fast: RATE_LIMITED.
+//   - Challenges of a name are asked for too fast from one address: RATE_LIMITED, of a
+//     name that is no bot's alike. Others that ask do not keep a bot from its challenge, but
+//     for those behind the same address: a break-glass bot asks at an address of its own
+//     network ([Proof], Address), and not through a router.
 package bot

@@ -18,7 +18,6 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
-	"golang.org/x/time/rate"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/internal/credential"
@@ -63,7 +62,8 @@ type Config struct {
 	Store signin.Store
 	// Base is the cell's public base URL, which assertions are signed for.
 	Base string
-	// PerSecond bounds the challenges of a process; 5 by default, in bursts of 20.
+	// PerSecond bounds the challenges of one bot for one client address in a process; 5 by
+	// default, in bursts of 20.
 	PerSecond float64
 	// Now is the clock; time.Now by default.
 	Now func() time.Time
@@ -73,7 +73,7 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	audience string
-	limit    *rate.Limiter
+	pace     *pace
 }
 
 // New makes a server. The error wraps [cells.ErrInvalid].
@@ -88,7 +88,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Server{cfg, audience, rate.NewLimiter(rate.Limit(cfg.PerSecond), 20)}, nil
+	return &Server{cfg, audience, newPace(cfg.PerSecond)}, nil
 }
 
 // audienceOf is what a proof for a cell is signed for.
@@ -130,7 +130,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case PathChallenge:
 		var q challengeRequest
 		if err = decode(w, r, &q); err == nil {
-			out, err = s.challenge(r.Context(), q.Bot)
+			out, err = s.challenge(r.Context(), q.Bot, r.RemoteAddr)
 		}
 	case PathToken:
 		var q tokenRequest
@@ -169,19 +169,21 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 	return nil
 }
 
-func (s *Server) challenge(ctx context.Context, name string) (challengeAnswer, error) {
-	if !s.limit.Allow() {
-		return challengeAnswer{}, &cells.Answer{Code: cells.CodeRateLimited, RetryAfter: time.Second}
-	}
+func (s *Server) challenge(ctx context.Context, name, remote string) (challengeAnswer, error) {
 	out := challengeAnswer{rand.Text()}
-	if CheckName(name) != nil {
-		return out, nil // nobody's, and it is not said
+	known := false
+	if CheckName(name) == nil {
+		b, err := s.cfg.Store.Bot(ctx, name)
+		if err != nil && !errors.Is(err, cells.ErrNotFound) {
+			return out, unavailable(err)
+		}
+		known = err == nil && !b.Disabled
 	}
-	switch b, err := s.cfg.Store.Bot(ctx, name); {
-	case errors.Is(err, cells.ErrNotFound) || err == nil && b.Disabled:
-		return out, nil
-	case err != nil:
-		return out, unavailable(err)
+	switch {
+	case !s.pace.allow(known, name, remote):
+		return challengeAnswer{}, &cells.Answer{Code: cells.CodeRateLimited, RetryAfter: time.Second}
+	case !known:
+		return out, nil // nobody's, and it is not said
 	}
 	if err := s.cfg.Store.Challenge(ctx, sha256.Sum256([]byte(out.Challenge)), name, s.cfg.Now().Add(challengeFor)); err != nil {
 		return out, unavailable(err)
