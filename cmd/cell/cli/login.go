@@ -107,13 +107,24 @@ func (a *app) login(ctx context.Context, cfg login.Config, file string) error {
 		if who == "" {
 			who = t.Subject
 		}
-		_, err := fmt.Fprintf(w, "signed in at %s as %s; the token is in %s\n", t.Host, who, file)
+		_, err := fmt.Fprintf(w, "signed in at %s as %s; the token is in %s\n", t.Host, login.Printable(who), file)
 		return err
 	})
 }
 
 // openBrowser opens an address, where there is something to open it with.
 func openBrowser(address string) {
+	if x := opener(address); x != nil && x.Start() == nil {
+		go func() { _ = x.Wait() }()
+	}
+}
+
+// opener is what opens an address; nil for one that [login.CheckAddress] refuses, which
+// is handed to nothing.
+func opener(address string) *exec.Cmd {
+	if login.CheckAddress(address) != nil {
+		return nil
+	}
 	name, args := "xdg-open", []string{address}
 	switch runtime.GOOS {
 	case "darwin":
@@ -121,8 +132,5 @@ func openBrowser(address string) {
 	case "windows":
 		name, args = "rundll32", []string{"url.dll,FileProtocolHandler", address}
 	}
-	x := exec.Command(name, args...)
-	if x.Start() == nil {
-		go func() { _ = x.Wait() }()
-	}
+	return exec.Command(name, args...)
 }

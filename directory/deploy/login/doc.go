@@ -20,6 +20,12 @@
 //   - Anything else: refused, naming the router. No flow begins at a cell that may not
 //     hold the tenant.
 //
+// # What a provider says
+//
+// Its document's addresses are checked before one is asked, shown or opened
+// ([CheckAddress]), answers are bounded at 1 MiB, and its texts are shown without what a
+// terminal would act on ([Printable]); so is every error's text.
+//
 // # When something fails
 //
 // No token is returned that was not verified: state and nonce are this flow's, the code

@@ -45,7 +45,8 @@ type Config struct {
 	Client string
 	// Scopes beside openid; email and offline_access by default.
 	Scopes []string
-	// Show is given the address to open, and in the device flow the code to type.
+	// Show is given the address to open, which [CheckAddress] accepts, and in the device
+	// flow the code to type, printable.
 	Show func(address, code string)
 	// Tell hears of waits; may be nil.
 	Tell func(string)
@@ -97,6 +98,7 @@ func (c *Config) check() error {
 	if c.HTTP != nil {
 		client = *c.HTTP
 	}
+	client.Transport = bounded{client.Transport}
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.HTTP = &client
 	return nil
@@ -104,7 +106,7 @@ func (c *Config) check() error {
 
 func checkHost(host string) error {
 	u, err := url.Parse(host)
-	if err != nil || u.Host == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
 		return fmt.Errorf("%w: login: the host is http(s)://host[:port], without a path", cells.ErrInvalid)
 	}
 	ip := net.ParseIP(u.Hostname())
@@ -117,6 +119,14 @@ func checkHost(host string) error {
 // Run signs in. The error is a [*cells.Answer] of the router, wraps [cells.ErrInvalid] or
 // [cells.ErrUnavailable], or says what the provider refused.
 func Run(ctx context.Context, cfg Config) (Token, error) {
+	t, err := run(ctx, cfg)
+	if err != nil {
+		return Token{}, printable{err}
+	}
+	return t, nil
+}
+
+func run(ctx context.Context, cfg Config) (Token, error) {
 	if err := cfg.check(); err != nil {
 		return Token{}, err
 	}
@@ -242,7 +252,28 @@ func (c *Config) flow(ctx context.Context, t *Token) error {
 	if err != nil {
 		return fmt.Errorf("%w: the provider %s: %w", cells.ErrUnavailable, t.Issuer, err)
 	}
-	o := &oauth2.Config{ClientID: t.Client, Endpoint: provider.Endpoint(), Scopes: append([]string{oidc.ScopeOpenID}, c.Scopes...)}
+	var said struct {
+		Keys string `json:"jwks_uri"`
+	}
+	if err := provider.Claims(&said); err != nil {
+		return fmt.Errorf("%w: the provider %s: %w", cells.ErrInvalid, t.Issuer, err)
+	}
+	e := provider.Endpoint()
+	addresses := map[string]string{"token_endpoint": e.TokenURL, "jwks_uri": said.Keys}
+	if c.Device {
+		addresses["device_authorization_endpoint"] = e.DeviceAuthURL
+		if e.DeviceAuthURL == "" {
+			return fmt.Errorf("%w: the provider has no device flow", cells.ErrInvalid)
+		}
+	} else {
+		addresses["authorization_endpoint"] = e.AuthURL
+	}
+	for what, at := range addresses {
+		if err := CheckAddress(at); err != nil {
+			return fmt.Errorf("%w: the provider %s: %s: %w", cells.ErrInvalid, t.Issuer, what, err)
+		}
+	}
+	o := &oauth2.Config{ClientID: t.Client, Endpoint: e, Scopes: append([]string{oidc.ScopeOpenID}, c.Scopes...)}
 	o.Endpoint.AuthStyle = oauth2.AuthStyleInParams // the client has no secret
 	nonce := ""
 	var got *oauth2.Token
@@ -333,9 +364,6 @@ func (c *Config) browser(ctx context.Context, o *oauth2.Config, nonce string) (*
 }
 
 func (c *Config) device(ctx context.Context, o *oauth2.Config) (*oauth2.Token, error) {
-	if o.Endpoint.DeviceAuthURL == "" {
-		return nil, fmt.Errorf("%w: the provider has no device flow", cells.ErrInvalid)
-	}
 	d, err := o.DeviceAuth(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("the provider began no device flow: %w", err)
@@ -344,7 +372,10 @@ func (c *Config) device(ctx context.Context, o *oauth2.Config) (*oauth2.Token, e
 	if address == "" {
 		address = d.VerificationURI
 	}
-	c.Show(address, d.UserCode)
+	if err := CheckAddress(address); err != nil {
+		return nil, fmt.Errorf("%w: the provider's verification_uri: %w", cells.ErrInvalid, err)
+	}
+	c.Show(address, Printable(d.UserCode))
 	got, err := o.DeviceAccessToken(ctx, d)
 	if err != nil {
 		return nil, fmt.Errorf("the device was not approved: %w", err)
