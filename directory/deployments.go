@@ -21,7 +21,7 @@ type tenancyRows interface {
 
 // deployed says why a move that is asked for is not made between deployments that are
 // cells: in a pinned directory none is. is is false for a move that is about none.
-func (s *Server) deployed(ctx context.Context, tenant cells.TenantID, from, to cells.CellID) (is bool, err error) {
+func (s *Server) deployed(ctx context.Context, tenant cells.TenantID, from, to cells.CellID, undo bool) (is bool, err error) {
 	if s.cfg.Deployments == nil {
 		return false, nil
 	}
@@ -56,7 +56,7 @@ func (s *Server) deployed(ctx context.Context, tenant cells.TenantID, from, to c
 	case target.State != deploy.Serving:
 		return true, refuse(cells.CodeCellClosed, "cell %s is %s", to, target.State)
 	}
-	if err := deploy.Room(target, 1); err != nil {
+	if err := deploy.Room(target, 1); err != nil && !undo {
 		return true, refuse(cells.CodeCellClosed, "%v", err)
 	}
 	return true, nil
@@ -65,7 +65,7 @@ func (s *Server) deployed(ctx context.Context, tenant cells.TenantID, from, to c
 // reserve keeps the tenant's place in the target of a move between deployments, before
 // anything of the move is begun: once its route is decided nothing may refuse it.
 func (e *executor) reserve(ctx context.Context, m *api.Move) error {
-	is, err := e.s.deployed(ctx, m.Tenant, m.From, m.To)
+	is, err := e.s.deployed(ctx, m.Tenant, m.From, m.To, m.Undoes != "")
 	if err != nil || !is {
 		return err
 	}
@@ -79,7 +79,7 @@ func (e *executor) reserve(ctx context.Context, m *api.Move) error {
 		}
 	}
 	now := time.Now().UTC()
-	err = e.s.cfg.Deployments.Reserve(ctx, deploy.Repoint{Tenant: m.Tenant, From: m.From, To: m.To, Move: m.ID, At: now}, e.placing("placement.reserve", m.Actor, now))
+	err = e.s.cfg.Deployments.Reserve(ctx, deploy.Repoint{Tenant: m.Tenant, From: m.From, To: m.To, Move: m.ID, At: now, Undo: m.Undoes != ""}, e.placing("placement.reserve", m.Actor, now))
 	if errors.Is(err, deploy.ErrClosed) {
 		return &cells.Answer{Code: cells.CodeCellClosed, Tenant: m.Tenant, Cell: m.To, Detail: err.Error(), Err: err}
 	}

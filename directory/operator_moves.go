@@ -111,7 +111,7 @@ func (s *Server) source(ctx context.Context, req *api.MoveRequest) (cells.CellID
 
 // mayMove says why the target does not take the move's tenant; nil if it does.
 func (s *Server) mayMove(ctx context.Context, m *api.Move) error {
-	if _, err := s.deployed(ctx, m.Tenant, m.From, m.To); err != nil {
+	if _, err := s.deployed(ctx, m.Tenant, m.From, m.To, m.Undoes != ""); err != nil {
 		return err
 	}
 	if err := s.takes(ctx, m.To, m.Tenant); err != nil && !Waived(m, err) {

@@ -88,9 +88,10 @@ func (e *executor) endReceipts(ctx context.Context) error {
 func (s *Server) ended(id cells.MoveID, entries [][]byte) (ReceiptChange, error) {
 	never := new(time.Time)
 	said, err := statementsOf(id, entries)
-	if err != nil { // whoever reads it finds the same: it must not stop the others
-		s.log.Error("receipt not ended", "move", id, "err", err)
-		return ReceiptChange{EndAt: never}, nil
+	if err != nil { // it must not stop the others; a newer build may read it
+		s.log.Error("receipt not ended; it is tried again in an hour", "move", id, "err", err)
+		later := time.Now().Add(time.Hour)
+		return ReceiptChange{EndAt: &later}, nil
 	}
 	if len(said) == 0 || receipt.Ended(said) || unsaid(said) != nil {
 		return ReceiptChange{EndAt: never}, nil

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/cloister-dev/cloister/cells"
 )
 
@@ -86,4 +88,26 @@ func TestNoCutBeforeTheLagIsKnown(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestCallsComeFirst: changes that never pause keep no call waiting.
+func TestCallsComeFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &run{quit: make(chan struct{}), calls: make(chan func()), done: make(chan struct{})}
+		f := &feed{in: make(chan Batch, feedBatches), room: semaphore.NewWeighted(feedBytes), done: make(chan struct{})}
+		for range 3 {
+			if err := f.put(t.Context(), Batch{End: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var called bool
+		go func() { _ = r.call(t.Context(), func(Import) error { called = true; return nil }) }()
+		synctest.Wait()
+		if _, err := r.next(t.Context(), f, false); err != nil || called {
+			t.Errorf("inside a transaction: called %t, %v", called, err)
+		}
+		if _, err := r.next(t.Context(), f, true); err != nil || !called {
+			t.Errorf("between two: called %t, %v", called, err)
+		}
+	})
 }

@@ -113,13 +113,20 @@ func (r *run) loop(ctx context.Context) {
 	<-f.done
 }
 
-// next returns the next batch; between says that a call may run first.
+// next returns the next batch; between says that calls run first: changes that never
+// pause must not keep them waiting.
 func (r *run) next(ctx context.Context, f *feed, between bool) (Batch, error) {
 	calls := r.calls
 	if !between {
 		calls = nil
 	}
 	for {
+		select {
+		case do := <-calls:
+			do()
+			continue
+		default:
+		}
 		select {
 		case b := <-f.in:
 			return f.took(b), nil

@@ -30,8 +30,8 @@ func (p *preparing) settle(ctx context.Context, r *run, keys int64) error {
 		if err != nil || len(sets) == 0 {
 			return err
 		}
-		view, err := p.view(ctx)
-		if err != nil {
+		view, err := p.settleView(ctx)
+		if view == nil {
 			return err
 		}
 		defer view.Close()
@@ -63,6 +63,26 @@ func (p *preparing) settle(ctx context.Context, r *run, keys int64) error {
 		p.v.o.log.Debug("transfer: settled", append([]any{"move", p.m.ID, "tenant", p.m.Tenant, "position", view.Position(), "keys", keyCount(sets), "equal", keyCount(equal)}, watch.laps...)...)
 		return p.v.o.fault("settled")
 	})
+}
+
+// settleWait bounds how long changes are kept waiting for a view of the source, which may
+// have to wait for everybody's open transactions there.
+const settleWait = 2 * time.Second
+
+// settleView is a view, or nil when there is none soon: what is not settled is compared
+// by Finish.
+func (p *preparing) settleView(ctx context.Context) (View, error) {
+	vctx, cancel := context.WithTimeout(ctx, settleWait)
+	defer cancel()
+	view, err := p.view(vctx)
+	if err == nil {
+		return view, nil
+	}
+	if ctx.Err() == nil && (vctx.Err() != nil || retryable(err)) {
+		p.v.o.log.Info("transfer: the keys that changed are compared in the cut: there is no view of the source", "move", p.m.ID, "tenant", p.m.Tenant, "err", err)
+		return nil, nil
+	}
+	return nil, err
 }
 
 // touched counts the keys that Finish would compare now.

@@ -54,6 +54,8 @@ type Repoint struct {
 	Epoch cells.Epoch
 	Move  cells.MoveID
 	At    time.Time
+	// Undo: the tenant goes back to where it came from, closed or full as that may be.
+	Undo bool
 }
 
 // PlacementFilter selects placements, in order of their tenants.

@@ -25,7 +25,8 @@ func movable(ctx context.Context, tx *Tx, tenant cells.TenantID) (deploy.Placeme
 	return placementIn(ctx, tx, tenant)
 }
 
-// room refuses a move into a cell that does not serve, is closed or is full.
+// room refuses a move into a cell that does not serve, is closed or is full; an undo only
+// into one that does not serve.
 func (d deployments) room(ctx context.Context, tx *Tx, r deploy.Repoint) error {
 	to, _, err := scanDeployment(tx.QueryRowContext(ctx, deploymentCells+` WHERE name = ?`+d.s.d.ForUpdate, r.To))
 	if errors.Is(err, sql.ErrNoRows) {
@@ -36,6 +37,9 @@ func (d deployments) room(ctx context.Context, tx *Tx, r deploy.Repoint) error {
 	}
 	if to.State != deploy.Serving {
 		return fmt.Errorf("%w: cell %s is %s", deploy.ErrClosed, r.To, to.State)
+	}
+	if r.Undo {
+		return nil
 	}
 	return deploy.Room(&to, 1)
 }
@@ -100,7 +104,9 @@ func (d deployments) Repoint(ctx context.Context, r deploy.Repoint, audit api.Au
 		case p.MovingBy != "" && (p.MovingBy != r.Move || p.MovingTo != r.To):
 			return fmt.Errorf("%w: cell %s has a place for tenant %s, which move %s is bringing there", cells.ErrConflict, p.MovingTo, r.Tenant, p.MovingBy)
 		case p.MovingBy == "":
-			if err := d.room(ctx, tx, r); err != nil && (r.From != r.To || !errors.Is(err, deploy.ErrClosed)) {
+			// The route has been decided, by who knew of no places: nothing may refuse it
+			// any more, and one tenant too many in a cell is better than one in none.
+			if err := d.room(ctx, tx, r); err != nil && !errors.Is(err, deploy.ErrClosed) {
 				return err
 			}
 		}

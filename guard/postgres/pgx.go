@@ -161,7 +161,8 @@ func (c *core) admitClosed(ctx context.Context, q querier, tenant cells.TenantID
 //		append(args, balance, tenant)...)
 //
 // first is the number of the first of its two parameters, 1 to 65534; ctx is that of
-// the transaction's function. The statement's errors pass through [Guard.Translate]
+// the function of InTx or Write: streams hear of an event of another transaction by
+// polling. The statement's errors pass through [Guard.Translate]
 // where InTx does not do it. [cells.ErrInvalid] for a type or payload that cannot be
 // stored.
 func (c *core) EmitCall(ctx context.Context, typ string, payload any, first int) (call string, args []any, err error) {

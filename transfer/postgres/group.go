@@ -95,6 +95,14 @@ func (s *Store) join(ctx context.Context, conn *pgxpool.Conn, g transfer.GroupID
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
+			// The next in the queue makes the snapshot, unless somebody has it.
+			s.mu.Lock()
+			mine := slices.Contains(q.waiting, j)
+			q.waiting = slices.DeleteFunc(q.waiting, func(o *joiner) bool { return o == j })
+			s.mu.Unlock()
+			if mine {
+				return "", context.Cause(ctx)
+			}
 		}
 	}
 	s.mu.Lock()

@@ -11,14 +11,16 @@ import (
 	"github.com/cloister-dev/cloister/transfer"
 )
 
-// viewing is a source that says when a view is asked for.
+// viewing is a source that says when a view is asked for, and has none after an error.
 type viewing struct {
 	transfer.Source
-	before func()
+	before func() error
 }
 
 func (v viewing) View(ctx context.Context, m cells.MoveRef) (transfer.View, error) {
-	v.before()
+	if err := v.before(); err != nil {
+		return nil, err
+	}
 	return v.Source.View(ctx, m)
 }
 
@@ -32,10 +34,13 @@ func testSettled(tb TB, h Harness) {
 		// settling is damaged while the keys are compared, later is changed once they
 		// were and damaged in the cut.
 		settling, later string
+		// blind: the source has no view for it.
+		blind bool
 	}{
 		{name: "nothing is damaged"},
 		{name: "damaged when it is compared before the cut", settling: "k00007"},
 		{name: "damaged after it was, and has changed again", later: "k00001"},
+		{name: "there is no view", blind: true},
 	} {
 		w := newWorld(tb, h)
 		w.fill(20)
@@ -66,18 +71,23 @@ func testSettled(tb TB, h Harness) {
 			}
 			return nil
 		}))
-		src := viewing{w.a.Source(), func() {
-			if verified && !compared {
-				compared = true
-				// Neither applied yet nor before the view.
-				w.write(func(x Exec) error { return putItem(x, w.tenant, "k00003", 200) })
-				w.must(spoil(c.settling))
+		src := viewing{w.a.Source(), func() error {
+			if !verified || compared {
+				return nil
 			}
+			compared = true
+			if c.blind {
+				return fmt.Errorf("%w: too many views", cells.ErrUnavailable)
+			}
+			// Neither applied yet nor before the view.
+			w.write(func(x Exec) error { return putItem(x, w.tenant, "k00003", 200) })
+			w.must(spoil(c.settling))
+			return nil
 		}}
 		_, err := v.Prepare(tb.Context(), m, src, nil)
 		w.must(err)
-		if !compared || !settled {
-			tb.Fatalf("%s: nothing was compared before the cut: %t, nothing was settled: %t", c.name, !compared, !settled)
+		if !compared || settled == c.blind {
+			tb.Fatalf("%s: nothing was compared before the cut: %t, something was settled: %t", c.name, !compared, settled)
 		}
 		mark, err := w.cut(v, m, src)
 		if c.settling+c.later != "" {
