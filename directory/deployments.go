@@ -158,6 +158,11 @@ func (e *executor) unhold(ctx context.Context, tenant cells.TenantID, cell cells
 	if e.s.cfg.Deployments == nil {
 		return nil
 	}
+	// Before the placement: what is ordered by an old one must not meet a newer fence.
+	row, err := e.s.table.Get(ctx, tenant)
+	if err != nil && !errors.Is(err, cells.ErrNotFound) {
+		return err
+	}
 	p, err := e.s.cfg.Deployments.Placement(ctx, tenant)
 	if errors.Is(err, cells.ErrNotFound) || err == nil && p.Cell == cell {
 		return nil
@@ -165,7 +170,7 @@ func (e *executor) unhold(ctx context.Context, tenant cells.TenantID, cell cells
 	if err != nil {
 		return err
 	}
-	err = e.tenancy(ctx, member.TenancyOrder{Cell: cell, Tenant: tenant, Do: member.TenancyUnhold})
+	err = e.tenancy(ctx, member.TenancyOrder{Cell: cell, Tenant: tenant, Do: member.TenancyUnhold, Epoch: row.Epoch})
 	if errors.Is(err, cells.ErrConflict) {
 		// Its fence is not closed: what this cell has lost to is older than it knows.
 		return fmt.Errorf("%w: %w", cells.ErrUnavailable, err)

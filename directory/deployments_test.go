@@ -46,7 +46,7 @@ func (f *farDeployments) Tenancy(ctx context.Context, o member.TenancyOrder) err
 		return cells.ErrStaleOrder
 	case o.Do == member.TenancyHold:
 		f.held[at] = true
-	case o.Do == member.TenancyUnhold && x.open:
+	case o.Do == member.TenancyUnhold && (x.open || o.Epoch == 0 || x.epoch > o.Epoch):
 		return cells.ErrConflict
 	case o.Do == member.TenancyUnhold:
 		delete(f.held, at)
@@ -257,6 +257,13 @@ func TestDeploymentsUndo(t *testing.T) {
 	if p, err := ds.store.Placement(t.Context(), "t"); err != nil || p.Cell != "b" || p.Epoch != 3 {
 		t.Errorf("%+v, %v", p, err)
 	}
+	// It goes back to where it came from, closed as that is now; nobody else gets in.
+	closed := true
+	if _, err := ds.store.Change(t.Context(), "a", deploy.Limit(&closed, nil), api.AuditEntry{At: time.Now(), Action: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := d.cl.Move(ctxOf(t), api.MoveRequest{Tenant: "t", To: "a"})
+	wantCode(t, err, cells.CodeCellClosed)
 	undo, err := d.cl.Move(ctxOf(t), api.MoveRequest{Tenant: "t", Undo: true})
 	if err != nil {
 		t.Fatal(err)

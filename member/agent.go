@@ -474,7 +474,7 @@ func (m *Member) tenancy(ctx context.Context, o TenancyOrder) (struct{}, error) 
 			err = s.Tenancy.Hold(ctx, o.Tenant)
 		}
 	case TenancyUnhold:
-		err = s.Tenancy.Unhold(ctx, o.Tenant)
+		err = s.Tenancy.Unhold(ctx, o.Tenant, o.Epoch)
 	default:
 		err = fmt.Errorf("%w: tenancy: %q is none of check, hold and unhold", cells.ErrInvalid, o.Do)
 	}

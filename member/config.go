@@ -257,9 +257,10 @@ type Store struct {
 type TenancyRows interface {
 	// Hold writes tenants' rows; idempotent.
 	Hold(ctx context.Context, tenants ...cells.TenantID) error
-	// Unhold removes the row of a tenant whose fence is closed here; idempotent. An error
-	// that wraps [cells.ErrConflict] when it is not closed.
-	Unhold(ctx context.Context, tenant cells.TenantID) error
+	// Unhold removes the row of a tenant whose fence is closed here, at no higher epoch
+	// than upto (0: at any); idempotent. An error that wraps [cells.ErrConflict] when it
+	// is not.
+	Unhold(ctx context.Context, tenant cells.TenantID, upto cells.Epoch) error
 }
 
 // Option adjusts [Join].

@@ -31,7 +31,7 @@ func (h *heldRows) Hold(_ context.Context, tenants ...cells.TenantID) error {
 	return nil
 }
 
-func (h *heldRows) Unhold(_ context.Context, tenant cells.TenantID) error {
+func (h *heldRows) Unhold(_ context.Context, tenant cells.TenantID, _ cells.Epoch) error {
 	h.note("unhold %s", tenant)
 	if tenant == "open" {
 		return fmt.Errorf("%w: its fence is open", cells.ErrConflict)

@@ -175,7 +175,8 @@ type TenancyOrder struct {
 	Tenant cells.TenantID `json:"tenant"`
 	Do     TenancyDo      `json:"do"`
 	// Epoch that the fence is about to open at, for a hold: one below the fence's is
-	// late, and refused.
+	// late, and refused. For an unhold that of the tenant's route, as it was read before
+	// its placement: a fence that is closed above it is a move's that brings it back.
 	Epoch cells.Epoch `json:"epoch,omitempty"`
 }
 

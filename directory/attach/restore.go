@@ -158,7 +158,7 @@ func (c *Cell) left(ctx context.Context, placed map[cells.TenantID]deploy.Placem
 		if p, ok := everywhere[t]; !ok || here || p.Epoch == 0 {
 			continue
 		}
-		switch err := c.Rows.Unhold(ctx, t); {
+		switch err := c.Rows.Unhold(ctx, t, 0); {
 		case errors.Is(err, tenancy.ErrNotMoved): // the store's fence is newer, as above
 		case err != nil:
 			return n, err
@@ -202,7 +202,7 @@ func (c *Cell) Place(ctx context.Context, tenant cells.TenantID) (won wire.Winne
 	if err := c.done(ctx, StepPlaced, "%s is placed in %s", tenant, won.Cell); err != nil {
 		return won, err
 	}
-	if err := c.Rows.Hold(ctx, tenant); err != nil {
+	if err := c.Rows.HoldPlaced(ctx, tenant); err != nil {
 		return won, err
 	}
 	return won, c.done(ctx, StepHeld, "the cell holds %s", tenant)

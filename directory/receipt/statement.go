@@ -96,12 +96,13 @@ type Outcome struct {
 	Remains []cells.Residue `json:"remains,omitempty"`
 }
 
-// Table is one comparison of a table's rows. Both sides were equal: a difference
-// would have ended the move.
+// Table is one comparison of a table's rows, which were equal on both sides. Before the
+// cut, keys that differ are left for a later comparison, since changes are on their way;
+// in the cut, a difference ends the move.
 type Table struct {
 	Table string `json:"table"`
-	// Position in the source's changes; Whole, or the number of keys that had changed
-	// since the comparison before.
+	// Position in the source's changes, of the source's rows; Whole, or the number of keys
+	// that had changed and were found equal.
 	Position string `json:"position"`
 	Whole    bool   `json:"whole"`
 	Keys     int64  `json:"keys"`

@@ -193,8 +193,9 @@ type Store interface {
 	// held. [ErrMoved] then.
 	HoldPlaced(ctx context.Context, tenant cells.TenantID) error
 	// Unhold removes the row of a tenant that was moved away, and only while its fence is
-	// closed here: [ErrNotMoved] otherwise. Idempotent.
-	Unhold(ctx context.Context, tenant cells.TenantID) error
+	// closed here, at no higher epoch than upto (0: at any): [ErrNotMoved] otherwise.
+	// Above it is a move that brings the tenant back. Idempotent.
+	Unhold(ctx context.Context, tenant cells.TenantID, upto cells.Epoch) error
 	// Tenants lists the tenancy rows in the order of the ids.
 	Tenants(ctx context.Context) ([]cells.TenantID, error)
 	// Prepare writes whichever rows are missing, in one transaction, and returns the

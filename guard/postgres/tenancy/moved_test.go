@@ -42,7 +42,7 @@ func TestMovedTenants(t *testing.T) {
 	if err := s.HoldPlaced(ctx, "acme"); err != nil || !held("acme") {
 		t.Fatalf("without fences: %v", err)
 	}
-	if err := s.Unhold(ctx, "acme"); !errors.Is(err, tenancy.ErrNotMoved) || !held("acme") {
+	if err := s.Unhold(ctx, "acme", 3); !errors.Is(err, tenancy.ErrNotMoved) || !held("acme") {
 		t.Fatalf("without fences: %v", err)
 	}
 	pool, err := pgxpool.New(ctx, dsn)
@@ -57,7 +57,7 @@ func TestMovedTenants(t *testing.T) {
 	if err := g.Install(ctx, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Unhold(ctx, "acme"); !errors.Is(err, tenancy.ErrNotMoved) || !held("acme") {
+	if err := s.Unhold(ctx, "acme", 3); !errors.Is(err, tenancy.ErrNotMoved) || !held("acme") {
 		t.Fatalf("without a fence: %v", err)
 	}
 	order := func(epoch cells.Epoch, move cells.MoveID) cells.FenceOrder {
@@ -70,15 +70,18 @@ func TestMovedTenants(t *testing.T) {
 		}
 	}
 	must(g.OpenFence(ctx, order(1, "")))
-	if err := s.Unhold(ctx, "acme"); !errors.Is(err, tenancy.ErrNotMoved) || !held("acme") {
+	if err := s.Unhold(ctx, "acme", 3); !errors.Is(err, tenancy.ErrNotMoved) || !held("acme") {
 		t.Fatalf("with an open fence: %v", err)
 	}
 	must(g.CloseFence(ctx, order(2, "m-1")))
 	if err := s.HoldPlaced(ctx, "acme"); !errors.Is(err, tenancy.ErrMoved) || !errors.Is(err, cells.ErrUnavailable) {
 		t.Errorf("an answer that came late: %v", err)
 	}
-	must(s.Unhold(ctx, "acme"))
-	must(s.Unhold(ctx, "acme")) // again
+	if err := s.Unhold(ctx, "acme", 1); !errors.Is(err, tenancy.ErrNotMoved) || !held("acme") {
+		t.Fatalf("an order from before the fence was closed: %v", err)
+	}
+	must(s.Unhold(ctx, "acme", 3))
+	must(s.Unhold(ctx, "acme", 3)) // again
 	if held("acme") {
 		t.Error("it is held still")
 	}
@@ -92,7 +95,7 @@ func TestMovedTenants(t *testing.T) {
 		t.Errorf("back: %v", err)
 	}
 	for _, bad := range []cells.TenantID{"", "*", "-"} {
-		if s.HoldPlaced(ctx, bad) == nil || s.Unhold(ctx, bad) == nil {
+		if s.HoldPlaced(ctx, bad) == nil || s.Unhold(ctx, bad, 0) == nil {
 			t.Errorf("%q was taken", bad)
 		}
 	}
@@ -111,7 +114,7 @@ func TestMovedTenants(t *testing.T) {
 			if err := g.CloseFence(ctx, o); err != nil {
 				t.Errorf("an order: %v", err)
 			}
-			if err := s.Unhold(ctx, tenant); err != nil {
+			if err := s.Unhold(ctx, tenant, 0); err != nil {
 				t.Errorf("letting it go: %v", err)
 			}
 		})

@@ -306,30 +306,32 @@ func (s *Store) Hold(ctx context.Context, tenants ...cells.TenantID) error {
 }
 
 // underFence runs fn in a transaction that no order to the tenant's fence crosses, with
-// whether the fence is closed. A schema without fences has none that is closed.
-func (s *Store) underFence(ctx context.Context, tenant cells.TenantID, fn func(tx pgx.Tx, closed bool) error) error {
+// the epoch that the fence is closed at; closed is false when it is not. A schema without
+// fences has none that is closed.
+func (s *Store) underFence(ctx context.Context, tenant cells.TenantID, fn func(tx pgx.Tx, closed bool, at cells.Epoch) error) error {
 	if err := validTenant(tenant); err != nil {
 		return err
 	}
 	return s.inTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
 		var fenced, closed bool
+		var at int64
 		if err := tx.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, s.cfg.schema+".fence").Scan(&fenced); err != nil {
 			return err
 		}
 		if fenced {
 			// The function takes the lock that orders wait for, then reads.
-			err := tx.QueryRow(ctx, s.q(`SELECT coalesce(NOT (f).is_open, false) FROM (SELECT @s.locked_fence($1) AS f) AS one`), string(tenant)).Scan(&closed)
+			err := tx.QueryRow(ctx, s.q(`SELECT coalesce(NOT (f).is_open, false), coalesce((f).epoch, 0) FROM (SELECT @s.locked_fence($1) AS f OFFSET 0) AS one`), string(tenant)).Scan(&closed, &at)
 			if err != nil {
 				return err
 			}
 		}
-		return fn(tx, closed)
+		return fn(tx, closed, cells.Epoch(at))
 	})
 }
 
 // HoldPlaced implements [tenancy.Store].
 func (s *Store) HoldPlaced(ctx context.Context, tenant cells.TenantID) error {
-	err := s.underFence(ctx, tenant, func(tx pgx.Tx, closed bool) error {
+	err := s.underFence(ctx, tenant, func(tx pgx.Tx, closed bool, _ cells.Epoch) error {
 		if closed {
 			return tenancy.ErrMoved
 		}
@@ -343,9 +345,9 @@ func (s *Store) HoldPlaced(ctx context.Context, tenant cells.TenantID) error {
 }
 
 // Unhold implements [tenancy.Store].
-func (s *Store) Unhold(ctx context.Context, tenant cells.TenantID) error {
-	err := s.underFence(ctx, tenant, func(tx pgx.Tx, closed bool) error {
-		if !closed {
+func (s *Store) Unhold(ctx context.Context, tenant cells.TenantID, upto cells.Epoch) error {
+	err := s.underFence(ctx, tenant, func(tx pgx.Tx, closed bool, at cells.Epoch) error {
+		if !closed || upto != 0 && at > upto {
 			return tenancy.ErrNotMoved
 		}
 		_, err := tx.Exec(ctx, s.q(`DELETE FROM @s.tenancy WHERE tenant = $1`), string(tenant))
