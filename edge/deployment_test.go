@@ -167,7 +167,7 @@ func (f *front) ran(name string) int {
 func (f *front) set(t rules.Table) {
 	f.t.Helper()
 	f.source.mu.Lock()
-	f.source.table = t
+	f.source.table = t.Clone()
 	f.source.mu.Unlock()
 	f.wait(func() bool {
 		now, ok := f.table.Table()

@@ -74,7 +74,7 @@ func testSchemaChanges(tb TB, h Harness) {
 		}
 	}
 	w.must(w.b.Sink().Sweep(tb.Context()))
-	w.clean(w.b)
+	w.gone(w.b)
 }
 
 func (w *world) schemaChange(m cells.MoveRef, mig migration, side Cell, moment string) {
@@ -138,8 +138,8 @@ func (w *world) schemaChange(m cells.MoveRef, mig migration, side Cell, moment s
 	w.must(w.a.Keeper().OpenFence(ctx, cells.FenceOrder{Cell: m.Source, Tenant: m.Tenant, Epoch: m.OpenEpoch(), Floor: m.OpenEpoch(), Move: m.ID}))
 	w.must(v.Discard(ctx, w.tenant, cells.Residue{Cell: w.b.ID(), Epoch: m.OpenEpoch(), Move: m.ID}, nil))
 	w.must(w.h.agent(w.tb, w.a).Sweep(ctx))
-	w.clean(w.a)
-	w.clean(w.b)
+	w.gone(w.a)
+	w.gone(w.b)
 	migrate(mig.undo)
 	if mig.spoils {
 		spoiled(side, w)
@@ -202,8 +202,8 @@ func testRetention(tb TB, h Harness) {
 	w.must(w.a.Keeper().OpenFence(ctx, cells.FenceOrder{Cell: m.Source, Tenant: m.Tenant, Epoch: m.OpenEpoch(), Floor: m.OpenEpoch(), Move: m.ID}))
 	w.must(v.Discard(ctx, w.tenant, cells.Residue{Cell: w.b.ID(), Epoch: m.OpenEpoch(), Move: m.ID}, nil))
 	w.must(w.h.agent(tb, w.a).Sweep(ctx))
-	w.clean(w.a)
-	w.clean(w.b)
+	w.gone(w.a)
+	w.gone(w.b)
 
 	// The next is prepared within its limit, and then left alone by its driver.
 	m = cells.MoveRef{ID: "m2", Tenant: w.tenant, Source: w.a.ID(), Target: w.b.ID(), Base: m.OpenEpoch()}
@@ -240,5 +240,5 @@ func testRetention(tb TB, h Harness) {
 	w.wantErr("prepare of a capture that was ended", err, transfer.ErrRetention)
 	w.must(w.a.Keeper().OpenFence(ctx, cells.FenceOrder{Cell: m.Source, Tenant: m.Tenant, Epoch: m.OpenEpoch(), Floor: m.OpenEpoch(), Move: m.ID}))
 	w.must(w.a.Sink().Sweep(ctx))
-	w.clean(w.a)
+	w.gone(w.a)
 }

@@ -261,7 +261,7 @@ func faultFleet(t *testing.T, store string, op *operation) (*env, *network) {
 	}
 	n := &network{t: t}
 	t.Cleanup(n.close)
-	e := startIn(t, dir, fleet.Config{Store: store, Cells: op.cells}, func(o *fleet.Options) { o.Via = n.via })
+	e := startIn(t, dir, fleet.Config{Store: store, Cells: slices.Clone(op.cells)}, func(o *fleet.Options) { o.Via = n.via })
 	n.mu.Lock()
 	n.procs = func() map[string]int {
 		out := map[string]int{}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/go-viper/mapstructure/v2"
 	"github.com/knadh/koanf/parsers/yaml"
@@ -119,6 +120,7 @@ func (c *Config) Complete() error {
 		return fmt.Errorf("store: %q; want %s or %s", c.Store, StoreSQLite, StorePostgres)
 	}
 	seen := map[string]bool{}
+	c.Cells = slices.Clone(c.Cells) // the caller's stay as they are
 	for i := range c.Cells {
 		cell := &c.Cells[i]
 		if err := cells.CellID(cell.Name).Validate(); err != nil {
