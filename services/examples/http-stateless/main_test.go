@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -68,6 +69,13 @@ func TestNothingFails(t *testing.T) {
 				asked.Add(1)
 			}
 		})
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(time.Minute); asked.Load() < 4 && !t.Failed(); <-tick.C { // the moves may be over before a client has begun
+		if time.Now().After(end) {
+			t.Fatal("nobody asks")
+		}
 	}
 	for range 5 {
 		for _, to := range []cells.CellID{"cell-b", "cell-a"} {

@@ -215,9 +215,13 @@ func (f *Fleet) Close() error {
 // Cell returns a cell, or nil.
 func (f *Fleet) Cell(id cells.CellID) *Cell { return f.cells[id] }
 
-// Place gives a tenant its first cell.
+// Place gives a tenant its first cell, and returns when that cell knows of it.
 func (f *Fleet) Place(ctx context.Context, tenant cells.TenantID, cell cells.CellID) error {
-	return f.ctrl.Assign(ctx, tenant, cell, "example")
+	if err := f.ctrl.Assign(ctx, tenant, cell, "example"); err != nil {
+		return err
+	}
+	_, err := f.cells[cell].Router.Refresh(ctx, tenant)
+	return err
 }
 
 // Move moves a tenant and returns when it is served by the other cell.
