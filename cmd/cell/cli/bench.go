@@ -42,24 +42,11 @@ The pause is given twice: as the driver measures it, and as the longest wait for
 an answer that a client had during the cut.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if store != fleet.StoreSQLite && store != fleet.StorePostgres {
-				return usagef("--store: %q; want %s or %s", store, fleet.StoreSQLite, fleet.StorePostgres)
-			}
-			for name, n := range map[string]int{"rows": run.Rows, "size": run.Size, "clients": run.Clients, "moves": run.Moves, "replicas": replicas} {
-				if n < 1 {
-					return usagef("--%s %d: want at least 1", name, n)
-				}
+			if err := benchFlags(store, map[string]int{"rows": run.Rows, "size": run.Size, "clients": run.Clients, "moves": run.Moves, "replicas": replicas}); err != nil {
+				return err
 			}
 			rep, err := a.benchMove(cmd.Context(), store, replicas, run)
-			if rep != nil && len(rep.Moves) > 0 {
-				if perr := a.print(rep, func(w io.Writer) error { return printMoveReport(w, store, rep) }); perr != nil {
-					return perr
-				}
-			}
-			if err == nil && !rep.Clean() {
-				err = errors.New("something failed or was lost; see above")
-			}
-			return err
+			return benchResult(a, rep, err, rep != nil && len(rep.Moves) > 0, func(w io.Writer) error { return printMoveReport(w, store, rep) })
 		},
 	}
 	f := c.Flags()
@@ -73,6 +60,33 @@ an answer that a client had during the cut.`,
 	f.IntVar(&run.OtherPerCell, "others", 2, "other tenants in each cell")
 	f.IntVar(&replicas, "replicas", 1, "processes of each cell")
 	return c
+}
+
+// benchFlags checks what every bench is given: its store, and counts by their flags.
+func benchFlags(store string, counts map[string]int) error {
+	if store != fleet.StoreSQLite && store != fleet.StorePostgres {
+		return usagef("--store: %q; want %s or %s", store, fleet.StoreSQLite, fleet.StorePostgres)
+	}
+	for name, n := range counts {
+		if n < 1 {
+			return usagef("--%s %d: want at least 1", name, n)
+		}
+	}
+	return nil
+}
+
+// benchResult prints a report if there is something in it, also one that came with an
+// error, and fails where it is not clean.
+func benchResult(a *app, rep interface{ Clean() bool }, err error, some bool, text func(io.Writer) error) error {
+	if some {
+		if perr := a.print(rep, text); perr != nil {
+			return perr
+		}
+	}
+	if err == nil && !rep.Clean() {
+		err = errors.New("something failed or was lost; see above")
+	}
+	return err
 }
 
 func completeStore(c *cobra.Command) {

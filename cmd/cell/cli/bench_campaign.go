@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -32,24 +31,11 @@ there were, where their time went, and that no acknowledged write was lost.`,
 		Example: "  cell bench campaign --store postgres --tenants 200",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if store != fleet.StoreSQLite && store != fleet.StorePostgres {
-				return usagef("--store: %q; want %s or %s", store, fleet.StoreSQLite, fleet.StorePostgres)
-			}
-			for name, n := range map[string]int{"rows": run.Rows, "size": run.Size, "tenants": run.Tenants, "rounds": run.Rounds, "concurrency": concurrency} {
-				if n < 1 {
-					return usagef("--%s %d: want at least 1", name, n)
-				}
+			if err := benchFlags(store, map[string]int{"rows": run.Rows, "size": run.Size, "tenants": run.Tenants, "rounds": run.Rounds, "concurrency": concurrency}); err != nil {
+				return err
 			}
 			rep, err := a.benchCampaign(cmd.Context(), store, concurrency, run)
-			if rep != nil && len(rep.Rounds) > 0 {
-				if perr := a.print(rep, func(w io.Writer) error { return printCampaignReport(w, store, rep) }); perr != nil {
-					return perr
-				}
-			}
-			if err == nil && !rep.Clean() {
-				err = errors.New("something failed or was lost; see above")
-			}
-			return err
+			return benchResult(a, rep, err, rep != nil && len(rep.Rounds) > 0, func(w io.Writer) error { return printCampaignReport(w, store, rep) })
 		},
 	}
 	f := c.Flags()

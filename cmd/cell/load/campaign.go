@@ -71,7 +71,7 @@ func (r *CampaignReport) Clean() bool {
 			return false
 		}
 	}
-	return r.Used.Failed+r.Used.Lost+r.Used.Duplicated+r.Used.Phantom == 0
+	return r.Used.Clean()
 }
 
 func (r *CampaignRun) step(s string) {

@@ -128,6 +128,9 @@ type Tally struct {
 	FirstLoss string
 }
 
+// Clean reports whether nothing failed and nothing was lost.
+func (t *Tally) Clean() bool { return t.Failed+t.Lost+t.Duplicated+t.Phantom == 0 }
+
 func (t *Tally) lose(format string, args ...any) {
 	t.Lost++
 	if t.FirstLoss == "" {

@@ -88,8 +88,7 @@ type MoveReport struct {
 
 // Clean reports whether nothing failed and nothing was lost.
 func (r *MoveReport) Clean() bool {
-	t := func(t Tally) bool { return t.Failed+t.Lost+t.Duplicated+t.Phantom == 0 }
-	return t(r.Moving) && t(r.Others) && r.Gaps+r.Repeats+r.MissedInEnd == 0
+	return r.Moving.Clean() && r.Others.Clean() && r.Gaps+r.Repeats+r.MissedInEnd == 0
 }
 
 // Run places the tenants, fills the moving one, and moves it while everything is
