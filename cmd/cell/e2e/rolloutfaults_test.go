@@ -89,17 +89,24 @@ func (r *run) startRollout(bake time.Duration) {
 	if r.step == rolloutHeld || r.step == rolloutEnded {
 		r.haltAt(rolloutStep(rollout.StepRun), campaignBegun)
 	}
+	started := r.askRollout(set)
+	if n := started.Counts().Total; n != int64(len(r.names)) {
+		r.t.Fatalf("a rollout of %d tenants", n)
+	}
+}
+
+// askRollout starts a rollout, which is the run's from then on.
+func (r *run) askRollout(set api.RolloutSettings) (started api.Rollout) {
+	r.t.Helper()
 	r.eventually("the rollout is started", 20*time.Second, func() bool {
 		out, err := r.cl.StartRollout(r.t.Context(), api.RolloutRequest{Settings: set, Actor: "test", OperationID: r.id})
 		if a := cells.AnswerOf(err); a != nil && !a.Code.Retry() {
 			r.t.Fatalf("rollout: %v", err)
 		}
-		if err == nil && out.Rollout.Counts().Total != int64(len(r.names)) {
-			r.t.Fatalf("a rollout of %d tenants", out.Rollout.Counts().Total)
-		}
-		r.rollout = out.Rollout.ID
+		started, r.rollout = out.Rollout, out.Rollout.ID
 		return err == nil
 	})
+	return started
 }
 
 // underWay waits until the directory stands still with the first move begun and the
@@ -121,13 +128,33 @@ func (r *run) orderRollout(what string, order func() (api.Rollout, error)) {
 	})
 }
 
-// settleRollout waits for the end of the run's rollout, and resumes it whenever it has
-// stopped. Its units must say where its tenants are, and no move may be left.
+// settleRollout waits for the end of the run's rollout. Its units must say where its
+// tenants are, and no move may be left.
 func settleRollout(r *run) map[string]bool {
 	t := r.t
+	units, stopped := r.rolloutOver(90*time.Second, len(r.names))
+	if r.step == rolloutHeld && stopped == 0 {
+		t.Error("the rollout has not stopped")
+	}
+	out := map[string]bool{}
+	for _, u := range units {
+		out[u.Unit] = u.State == api.UnitChanged
+		r.eventually("no move of "+u.Unit+" is left", 60*time.Second, func() bool {
+			list, err := r.cl.Moves(t.Context(), client.MoveQuery{Tenant: cells.TenantID(u.Unit)})
+			return err == nil && !slices.ContainsFunc(list.Moves, func(m api.Move) bool { return !m.State.Final() || len(m.Residue) > 0 })
+		})
+	}
+	return out
+}
+
+// rolloutOver waits for the end of the run's rollout, and resumes it whenever it has
+// stopped. It must have so many units, in states that fit its end, and they are returned,
+// with how often it was resumed.
+func (r *run) rolloutOver(patience time.Duration, want int) (_ []api.RolloutUnit, stopped int) {
+	r.t.Helper()
+	t := r.t
 	var ro api.Rollout
-	stopped := 0
-	r.eventually("the rollout is over", 90*time.Second, func() bool {
+	r.eventually("the rollout is over", patience, func() bool {
 		got, err := r.cl.Rollout(t.Context(), r.rollout)
 		if err != nil {
 			return false
@@ -135,13 +162,11 @@ func settleRollout(r *run) map[string]bool {
 		if ro = got; ro.Paused {
 			if _, err := r.cl.ResumeRollout(t.Context(), r.rollout, api.RolloutOrder{Actor: "test"}); err == nil {
 				stopped++
+				t.Logf("stopped: %s", ro.Reason)
 			}
 		}
 		return ro.State.Final()
 	})
-	if r.step == rolloutHeld && stopped == 0 {
-		t.Error("the rollout has not stopped")
-	}
 	ends := []api.RolloutState{api.RolloutDone, api.RolloutHalted}
 	if r.op.stays {
 		ends = []api.RolloutState{api.RolloutAborted}
@@ -150,31 +175,22 @@ func settleRollout(r *run) map[string]bool {
 		t.Errorf("the rollout is %s: %s", ro.State, ro.Reason)
 	}
 	units, err := r.cl.RolloutUnits(t.Context(), r.rollout, client.UnitQuery{Limit: 100})
-	if err != nil || len(units.Units) != len(r.names) {
+	if err != nil || len(units.Units) != want {
 		t.Fatalf("units %+v, %v", units, err)
 	}
-	out := map[string]bool{}
 	for _, u := range units.Units {
-		out[u.Unit] = u.State == api.UnitChanged
 		may := []api.UnitState{api.UnitPending, api.UnitReturned}
-		switch {
-		case ro.State == api.RolloutDone:
-			may = []api.UnitState{api.UnitChanged}
-		case ro.State == api.RolloutHalted && u.Wave < ro.ReturnFrom:
+		if ro.State == api.RolloutDone || ro.State == api.RolloutHalted && u.Wave < ro.ReturnFrom {
 			may = []api.UnitState{api.UnitChanged}
 		}
 		if !slices.Contains(may, u.State) {
 			t.Errorf("%s of wave %d is %s in a rollout that is %s from wave %d: %s", u.Unit, u.Wave, u.State, ro.State, ro.ReturnFrom, u.Reason)
 		}
-		r.eventually("no move of "+u.Unit+" is left", 60*time.Second, func() bool {
-			list, err := r.cl.Moves(t.Context(), client.MoveQuery{Tenant: cells.TenantID(u.Unit)})
-			return err == nil && !slices.ContainsFunc(list.Moves, func(m api.Move) bool { return !m.State.Final() || len(m.Residue) > 0 })
-		})
 	}
 	if stopped > 0 || ro.State == api.RolloutHalted {
 		t.Logf("%s, stopped %d times: %s", ro.State, stopped, ro.Reason)
 	}
-	return out
+	return units.Units, stopped
 }
 
 // leaveSource brings what has ended in cell-a to another cell: the next rollout is of

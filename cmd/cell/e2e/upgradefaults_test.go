@@ -4,13 +4,11 @@ package e2e_test
 
 import (
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/cmd/cell/fleet"
 	"github.com/cloister-dev/cloister/directory/api"
-	"github.com/cloister-dev/cloister/directory/client"
 	"github.com/cloister-dev/cloister/directory/rollout"
 )
 
@@ -86,65 +84,21 @@ func (r *run) startUpgrade(bake time.Duration) {
 	r.t.Helper()
 	set := api.RolloutSettings{Version: r.to, From: r.from, By: api.ByUpgrade, Waves: []float64{50, 100}, Canary: []string{"cell-a"},
 		Bake: bake, Patience: time.Minute, ChangeTimeout: 20 * time.Second, Health: api.HealthRule{MinRequests: 10, LatencyRatio: -1}}
-	r.eventually("the rollout is started", 20*time.Second, func() bool {
-		out, err := r.cl.StartRollout(r.t.Context(), api.RolloutRequest{Settings: set, Actor: "test", OperationID: r.id})
-		if a := cells.AnswerOf(err); a != nil && !a.Code.Retry() {
-			r.t.Fatalf("rollout: %v", err)
-		}
-		r.rollout = out.Rollout.ID
-		return err == nil
-	})
+	r.askRollout(set)
 }
 
 func hasNewVersion(r *run, cell cells.CellID) bool { return r.versionOf(cell) == r.to }
 
-// settleUpgrade waits for the end of the run's rollout, and resumes it whenever it has
-// stopped. Its units must say which version the cells have.
+// settleUpgrade waits for the end of the run's rollout. Its units must say which version
+// the cells have.
 func settleUpgrade(r *run) map[string]bool {
-	t := r.t
-	var ro api.Rollout
-	stopped := 0
-	r.eventually("the rollout is over", 4*time.Minute, func() bool {
-		got, err := r.cl.Rollout(t.Context(), r.rollout)
-		if err != nil {
-			return false
-		}
-		if ro = got; ro.Paused {
-			if _, err := r.cl.ResumeRollout(t.Context(), r.rollout, api.RolloutOrder{Actor: "test"}); err == nil {
-				stopped++
-				t.Logf("stopped: %s", ro.Reason)
-			}
-		}
-		return ro.State.Final()
-	})
-	ends := []api.RolloutState{api.RolloutDone, api.RolloutHalted}
-	if r.op.stays {
-		ends = []api.RolloutState{api.RolloutAborted}
-	}
-	if !slices.Contains(ends, ro.State) {
-		t.Errorf("the rollout is %s: %s", ro.State, ro.Reason)
-	}
-	units, err := r.cl.RolloutUnits(t.Context(), r.rollout, client.UnitQuery{Limit: 10})
-	if err != nil || len(units.Units) != len(upgraded) {
-		t.Fatalf("units %+v, %v", units, err)
-	}
+	units, _ := r.rolloutOver(4*time.Minute, len(upgraded))
 	changed := map[cells.CellID]bool{}
-	for _, u := range units.Units {
+	for _, u := range units {
 		changed[cells.CellID(u.Unit)] = u.State == api.UnitChanged
-		may := []api.UnitState{api.UnitPending, api.UnitReturned}
-		switch {
-		case ro.State == api.RolloutDone, ro.State == api.RolloutHalted && u.Wave < ro.ReturnFrom:
-			may = []api.UnitState{api.UnitChanged}
-		}
-		if !slices.Contains(may, u.State) {
-			t.Errorf("%s of wave %d is %s in a rollout that is %s from wave %d: %s", u.Unit, u.Wave, u.State, ro.State, ro.ReturnFrom, u.Reason)
-		}
 		if v := r.versionOf(cells.CellID(u.Unit)); (v == r.to) != changed[cells.CellID(u.Unit)] || v != r.from && v != r.to {
-			t.Errorf("%s is %s and has version %q; it was to get %s", u.Unit, u.State, v, r.to)
+			r.t.Errorf("%s is %s and has version %q; it was to get %s", u.Unit, u.State, v, r.to)
 		}
-	}
-	if stopped > 0 || ro.State == api.RolloutHalted {
-		t.Logf("%s, stopped %d times: %s", ro.State, stopped, ro.Reason)
 	}
 	out := map[string]bool{}
 	for i, name := range r.names {
