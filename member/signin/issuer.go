@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/guard/tenancy"
+	"github.com/cloister-dev/cloister/internal/hostname"
 )
 
 // Kind is what the subjects of an issuer are.
@@ -134,14 +134,10 @@ func checkAddress(s string) error {
 	switch {
 	case err != nil || u.Host == "" || u.User != nil || u.Fragment != "":
 		return fmt.Errorf("%.100q is no address", s)
-	case u.Scheme == "https":
-		return nil
-	case u.Scheme == "http":
-		if ip := net.ParseIP(u.Hostname()); u.Hostname() == "localhost" || ip != nil && ip.IsLoopback() {
-			return nil
-		}
+	case !hostname.Private(u):
+		return fmt.Errorf("%.100q is not https", s)
 	}
-	return fmt.Errorf("%.100q is not https", s)
+	return nil
 }
 
 // may reports whether the issuer's tokens may name a tenant.

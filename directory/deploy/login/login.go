@@ -21,6 +21,7 @@ import (
 
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/directory/deploy/wire"
+	"github.com/cloister-dev/cloister/internal/hostname"
 	"github.com/cloister-dev/cloister/member/signin"
 )
 
@@ -109,8 +110,7 @@ func checkHost(host string) error {
 	if err != nil || u.Hostname() == "" || u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
 		return fmt.Errorf("%w: login: the host is http(s)://host[:port], without a path", cells.ErrInvalid)
 	}
-	ip := net.ParseIP(u.Hostname())
-	if u.Scheme != "https" && (u.Scheme != "http" || u.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback())) {
+	if !hostname.Private(u) {
 		return fmt.Errorf("%w: login: %s is not https, and no loopback address", cells.ErrInvalid, host)
 	}
 	return nil

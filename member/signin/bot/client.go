@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 
 	"github.com/cloister-dev/cloister/cells"
+	"github.com/cloister-dev/cloister/internal/hostname"
 )
 
 // Proof is what a bot proves itself with, to one cell.
@@ -64,7 +64,7 @@ func (p Proof) Token(ctx context.Context) (string, error) {
 	if at == "" {
 		at = strings.TrimRight(p.Base, "/")
 	}
-	if u, err := url.Parse(at); err != nil || u.Scheme != "https" && (u.Scheme != "http" || !loopback(u.Hostname())) {
+	if u, err := url.Parse(at); err != nil || !hostname.Private(u) {
 		return "", fmt.Errorf("%w: a bot's token is asked for over https, or over http at a loopback address", cells.ErrInvalid)
 	}
 	client := http.Client{Timeout: 15 * time.Second}
@@ -108,11 +108,6 @@ func (p Proof) Token(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%w: the cell answers with no token", cells.ErrUnavailable)
 	}
 	return t.Token, nil
-}
-
-func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func post(ctx context.Context, client *http.Client, at string, in, out any) error {
