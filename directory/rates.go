@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cloister-dev/cloister/cells"
-	"github.com/cloister-dev/cloister/directory/internal/pace"
+	"github.com/cloister-dev/cloister/internal/pace"
 )
 
 // maxPaced bounds the cells whose pace is remembered.
@@ -26,5 +26,5 @@ func (r *rates) take(cell cells.CellID) error {
 		return nil
 	}
 	return &cells.Answer{Code: cells.CodeRateLimited, Cell: cell, RetryAfter: wait,
-		Detail: fmt.Sprintf("cell %s places more than %d tenants a minute", cell, r.limit.PerMinute())}
+		Detail: fmt.Sprintf("cell %s places more than %d tenants a minute", cell, r.limit.Burst())}
 }

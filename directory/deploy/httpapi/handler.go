@@ -16,10 +16,10 @@ import (
 	"github.com/cloister-dev/cloister/directory/api"
 	"github.com/cloister-dev/cloister/directory/deploy"
 	"github.com/cloister-dev/cloister/directory/deploy/wire"
-	"github.com/cloister-dev/cloister/directory/internal/pace"
 	"github.com/cloister-dev/cloister/directory/internal/web"
 	"github.com/cloister-dev/cloister/internal/credential"
 	"github.com/cloister-dev/cloister/internal/hostname"
+	"github.com/cloister-dev/cloister/internal/pace"
 	"github.com/cloister-dev/cloister/member/stores"
 	"github.com/cloister-dev/cloister/member/tenancy/probe"
 )

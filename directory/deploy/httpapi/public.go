@@ -24,7 +24,7 @@ func (h *Handler) lookup(r *request) (int, any, error) {
 	}
 	if wait := h.lookups.Take(address); wait > 0 {
 		return 0, nil, &cells.Answer{Code: cells.CodeRateLimited, RetryAfter: wait,
-			Detail: fmt.Sprintf("at most %d lookups a minute", h.lookups.PerMinute())}
+			Detail: fmt.Sprintf("at most %d lookups a minute", h.lookups.Burst())}
 	}
 	q, err := web.Query(r.Request, "tenant")
 	if err != nil {
@@ -104,7 +104,7 @@ func (h *Handler) place(r *request) (int, any, error) {
 		call.By, r.peer = deploy.ByCell, "cell/"+string(caller.Name)
 		if wait := h.places.Take(string(caller.Name)); wait > 0 {
 			return 0, nil, &cells.Answer{Code: cells.CodeOverloaded, Cell: caller.Name, RetryAfter: wait,
-				Detail: fmt.Sprintf("cell %s makes more than %d placement calls a minute", caller.Name, h.places.PerMinute())}
+				Detail: fmt.Sprintf("cell %s makes more than %d placement calls a minute", caller.Name, h.places.Burst())}
 		}
 	}
 	var req wire.Place

@@ -5,9 +5,10 @@ package bot
 import (
 	"net"
 	"net/netip"
-	"sync"
 
 	"golang.org/x/time/rate"
+
+	"github.com/cloister-dev/cloister/internal/pace"
 )
 
 // burst is how many challenges are given at once.
@@ -16,26 +17,17 @@ const burst = 20
 // maxPaces bounds how many paces are kept of one kind.
 const maxPaces = 4096
 
-// pace bounds the challenges of each name for each client address. Names that are no
+// paces bound the challenges of each name for each client address. Names that are no
 // bot's are counted apart, alike: nobody learns from the pace which names there are, and
 // whatever names are tried, a bot's own pace stays. Safe for concurrent use.
-type pace struct {
-	per rate.Limit
+type paces struct{ known, others *pace.Limit }
 
-	mu            sync.Mutex // guards what follows
-	known, others map[paceKey]*rate.Limiter
-}
-
-type paceKey struct{ name, from string }
-
-func newPace(per float64) *pace {
-	return &pace{per: rate.Limit(per), known: map[paceKey]*rate.Limiter{}, others: map[paceKey]*rate.Limiter{}}
+func newPaces(per float64) *paces {
+	return &paces{pace.NewBurst(rate.Limit(per), burst, maxPaces), pace.NewBurst(rate.Limit(per), burst, maxPaces)}
 }
 
 // allow reports whether a challenge may be given now.
-func (p *pace) allow(known bool, name, remote string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *paces) allow(known bool, name, remote string) bool {
 	of := p.others
 	if known {
 		of = p.known
@@ -43,19 +35,7 @@ func (p *pace) allow(known bool, name, remote string) bool {
 	if len(name) > 64 {
 		name = name[:64] // nobody's
 	}
-	key := paceKey{name, clientOf(remote)}
-	l := of[key]
-	if l == nil {
-		for k := range of {
-			if len(of) < maxPaces {
-				break
-			}
-			delete(of, k) // any: it begins anew
-		}
-		l = rate.NewLimiter(p.per, burst)
-		of[key] = l
-	}
-	return l.Allow()
+	return of.Take(clientOf(remote)+" "+name) == 0 // an address has no space in it
 }
 
 // clientOf is whom an address counts as: of IPv6 a network of 64 bits is one client's.

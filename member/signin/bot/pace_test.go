@@ -10,7 +10,7 @@ import (
 // Names that are no bot's take no place of a bot's pace, however many there are, and
 // what is kept is bounded.
 func TestPacesAreApart(t *testing.T) {
-	p := newPace(1e-9)
+	p := newPaces(1e-9)
 	for range burst {
 		if !p.allow(true, "glass", "192.0.2.1:1") {
 			t.Fatal("refused within the burst")
@@ -22,7 +22,7 @@ func TestPacesAreApart(t *testing.T) {
 	if p.allow(true, "glass", "192.0.2.1:1") {
 		t.Error("the pace of a bot was forgotten for the names of others")
 	}
-	if len(p.known) != 1 || len(p.others) != maxPaces {
-		t.Errorf("%d and %d are kept", len(p.known), len(p.others))
+	if p.known.Len() != 1 || p.others.Len() != maxPaces {
+		t.Errorf("%d and %d are kept", p.known.Len(), p.others.Len())
 	}
 }

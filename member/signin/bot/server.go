@@ -73,7 +73,7 @@ type Config struct {
 type Server struct {
 	cfg      Config
 	audience string
-	pace     *pace
+	paces    *paces
 }
 
 // New makes a server. The error wraps [cells.ErrInvalid].
@@ -88,7 +88,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Server{cfg, audience, newPace(cfg.PerSecond)}, nil
+	return &Server{cfg, audience, newPaces(cfg.PerSecond)}, nil
 }
 
 // audienceOf is what a proof for a cell is signed for.
@@ -180,7 +180,7 @@ func (s *Server) challenge(ctx context.Context, name, remote string) (challengeA
 		known = err == nil && !b.Disabled
 	}
 	switch {
-	case !s.pace.allow(known, name, remote):
+	case !s.paces.allow(known, name, remote):
 		return challengeAnswer{}, &cells.Answer{Code: cells.CodeRateLimited, RetryAfter: time.Second}
 	case !known:
 		return out, nil // nobody's, and it is not said

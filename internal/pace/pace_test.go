@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cloister-dev/cloister/directory/internal/pace"
+	"github.com/cloister-dev/cloister/internal/pace"
 )
 
 func TestRetryIsAdmitted(t *testing.T) {

@@ -12,9 +12,10 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limit bounds names to a number a minute each. Make it with [New].
+// Limit bounds names to a rate each. Make it with [New] or [NewBurst].
 type Limit struct {
-	perMinute, names int
+	per          rate.Limit
+	burst, names int
 
 	mu    sync.Mutex
 	order *list.List               // of *bucket, last used first; guarded by mu
@@ -29,7 +30,14 @@ type bucket struct {
 // New bounds each name to perMinute, at least 1, all of which may come at once. It
 // remembers the last names callers; one that is forgotten begins anew.
 func New(perMinute, names int) *Limit {
-	return &Limit{perMinute: max(perMinute, 1), names: max(names, 1), order: list.New(), by: map[string]*list.Element{}}
+	perMinute = max(perMinute, 1)
+	return NewBurst(rate.Limit(float64(perMinute)/60), perMinute, names)
+}
+
+// NewBurst bounds each name to per a second, of which burst may come at once, and
+// remembers names as New does.
+func NewBurst(per rate.Limit, burst, names int) *Limit {
+	return &Limit{per: per, burst: max(burst, 1), names: max(names, 1), order: list.New(), by: map[string]*list.Element{}}
 }
 
 // Take counts one call of the name. If it is past its pace the call is not counted,
@@ -44,7 +52,7 @@ func (p *Limit) Take(name string) (wait time.Duration) {
 			delete(p.by, last.Value.(*bucket).name)
 			p.order.Remove(last)
 		}
-		e = p.order.PushFront(&bucket{name: name, l: rate.NewLimiter(rate.Limit(float64(p.perMinute)/60), p.perMinute)})
+		e = p.order.PushFront(&bucket{name: name, l: rate.NewLimiter(p.per, p.burst)})
 		p.by[name] = e
 	}
 	p.order.MoveToFront(e)
@@ -58,5 +66,12 @@ func (p *Limit) Take(name string) (wait time.Duration) {
 	return min(max(wait, time.Second), time.Minute)
 }
 
-// PerMinute is the bound.
-func (p *Limit) PerMinute() int { return p.perMinute }
+// Burst is how many calls of one name may come at once: the number a minute of New.
+func (p *Limit) Burst() int { return p.burst }
+
+// Len is how many names are remembered.
+func (p *Limit) Len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.by)
+}
