@@ -360,20 +360,6 @@ func (m *Member) survey(ctx context.Context, q SurveyRequest) (transfer.Survey, 
 	return a.Survey(ctx, q.Tenant)
 }
 
-// sourceClient is what reaches the agents of a cell: nobody but that cell is believed at
-// their addresses. Moves from one cell share it, and its connections, which a step of a
-// small move would otherwise spend most of its time to open.
-func (m *Member) sourceClient(cell cells.CellID) *http.Client {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	c := m.sources[cell]
-	if c == nil {
-		c = m.channel.Client(channel.Identity{Role: channel.RoleCell, Name: string(cell)})
-		m.sources[cell] = c
-	}
-	return c
-}
-
 // remoteSource returns the source cell of a move, seen over the channel.
 func (m *Member) remoteSource(o MoveOrder) (_ transfer.Source, err error) {
 	if len(o.Sources) == 0 {
@@ -384,7 +370,7 @@ func (m *Member) remoteSource(o MoveOrder) (_ transfer.Source, err error) {
 			return nil, fmt.Errorf("%w: agent of the source: %w", cells.ErrInvalid, err)
 		}
 	}
-	return transfer.NewRemoteSource(m.sourceClient(o.Move.Source), o.Sources), nil
+	return transfer.NewRemoteSource(m.sources.get(o.Move.Source), o.Sources), nil
 }
 
 func (m *Member) prepare(ctx context.Context, o MoveOrder, progress func(cells.Progress)) (any, error) {

@@ -45,14 +45,11 @@ type Locate func(ctx context.Context, cell cells.CellID) ([]Heartbeat, error)
 // process is [cells.ErrUnavailable], except for Drain, which has nothing to wait
 // for then.
 type AgentClient struct {
-	channel *channel.Channel
+	clients cellClients
 	locate  Locate
 	rate    int
 	limits  transfer.Limits
 	log     *slog.Logger
-
-	mu      sync.Mutex // guards clients
-	clients map[cells.CellID]*http.Client
 }
 
 var (
@@ -79,7 +76,7 @@ func WithClientLogger(l *slog.Logger) ClientOption { return func(c *AgentClient)
 // NewAgentClient returns a client that finds agents by locate.
 // CloseIdleConnections frees what it keeps.
 func NewAgentClient(ch *channel.Channel, locate Locate, opts ...ClientOption) *AgentClient {
-	c := &AgentClient{channel: ch, locate: locate, log: slog.New(slog.DiscardHandler), clients: make(map[cells.CellID]*http.Client)}
+	c := &AgentClient{clients: cellClients{channel: ch}, locate: locate, log: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		o(c)
 	}
@@ -90,25 +87,7 @@ func NewAgentClient(ch *channel.Channel, locate Locate, opts ...ClientOption) *A
 }
 
 // CloseIdleConnections frees connections that are not in use.
-func (c *AgentClient) CloseIdleConnections() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, h := range c.clients {
-		h.CloseIdleConnections()
-	}
-}
-
-// client returns the client that reaches the cell and nobody else.
-func (c *AgentClient) client(cell cells.CellID) *http.Client {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	h := c.clients[cell]
-	if h == nil {
-		h = c.channel.Client(channel.Identity{Role: channel.RoleCell, Name: string(cell)})
-		c.clients[cell] = h
-	}
-	return h
-}
+func (c *AgentClient) CloseIdleConnections() { c.clients.closeIdle() }
 
 // live returns the cell's live processes: the ready ones first, and among equals
 // always in the same order for the same key.
@@ -243,7 +222,7 @@ func (c *AgentClient) post(ctx context.Context, h Heartbeat, path string, body a
 	if d, ok := ctx.Deadline(); ok {
 		req.Header.Set(HeaderTimeout, strconv.FormatInt(max(1, time.Until(d).Milliseconds()), 10))
 	}
-	resp, err := c.client(h.Cell).Do(req)
+	resp, err := c.clients.get(h.Cell).Do(req)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, fmt.Errorf("%w: %w", cause, err)

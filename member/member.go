@@ -60,6 +60,7 @@ type Member struct {
 	poke       chan struct{}       // wakes the beat loop
 	load       busiest             // beat loop only
 	vitals     vitals.Recorder
+	sources    cellClients // of the cells that moves come from; a step of a small move would mostly open connections
 
 	leaving  atomic.Bool
 	distrust atomic.Bool // the database is older than the snapshot: wait for the table
@@ -67,12 +68,11 @@ type Member struct {
 	storeDown atomic.Bool
 	lastBeat  atomic.Int64 // when the directory last took a heartbeat; unix nanoseconds
 
-	mu      sync.Mutex // guards ready, reason, changed, closed, sources
+	mu      sync.Mutex // guards ready, reason, changed, closed
 	ready   bool
 	reason  string
 	changed chan struct{} // closed and replaced when ready changes
 	closed  bool
-	sources map[cells.CellID]*http.Client // by the cell that moves come from
 }
 
 // Join makes the process a member of its cell: it opens the channel, has the
@@ -95,7 +95,7 @@ func Join(ctx context.Context, cfg Config, opts ...Option) (_ *Member, err error
 	m := &Member{
 		cfg: cfg, opts: o, log: o.log.With("cell", cfg.Cell, "instance", cfg.Instance),
 		reconciled: make(chan struct{}), told: make(chan struct{}), poke: make(chan struct{}, 1), arriving: make(chan cells.TenantID, 1),
-		changed: make(chan struct{}), reason: "starting", sources: map[cells.CellID]*http.Client{},
+		changed: make(chan struct{}), reason: "starting",
 	}
 	m.life, m.end = context.WithCancelCause(context.Background())
 	defer func() {
@@ -110,6 +110,7 @@ func Join(ctx context.Context, cfg Config, opts ...Option) (_ *Member, err error
 	if err != nil {
 		return nil, fmt.Errorf("member: CELL_CHANNEL_*: %w", err)
 	}
+	m.sources.channel = m.channel
 	m.directory = m.channel.Client(channel.Identity{Role: channel.RoleDirectory})
 	if m.table = o.table; m.table == nil {
 		m.remote = remote.NewClient(m.directory, cfg.DirectoryURL)
@@ -520,13 +521,7 @@ func (m *Member) Close(ctx context.Context) error {
 	if m.directory != nil {
 		m.directory.CloseIdleConnections()
 	}
-	m.mu.Lock()
-	sources := m.sources
-	m.sources = map[cells.CellID]*http.Client{}
-	m.mu.Unlock()
-	for _, c := range sources {
-		c.CloseIdleConnections()
-	}
+	m.sources.closeIdle()
 	if m.metrics != nil {
 		m.metrics.unregister()
 	}
