@@ -4,6 +4,7 @@ package transfer
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -112,7 +113,7 @@ func digestBoth(ctx context.Context, imp Import, view View, sets []KeySet) (ours
 		return nil, nil, a.err
 	}
 	if err == nil && (len(a.ds) != len(sets) || len(ours) != len(sets)) {
-		err = errDigests(len(sets), len(a.ds), len(ours))
+		err = fmt.Errorf("transfer: asked for %d digests, got %d and %d", len(sets), len(a.ds), len(ours))
 	}
 	return ours, a.ds, err
 }

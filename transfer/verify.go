@@ -86,10 +86,6 @@ func compare(ctx context.Context, m cells.MoveRef, imp Import, view View, sets [
 	return fold(string(view.Position()), sets, ours), nil
 }
 
-func errDigests(want, theirs, ours int) error {
-	return fmt.Errorf("transfer: asked for %d digests, got %d and %d", want, theirs, ours)
-}
-
 // whole names all rows of the tables.
 func whole(tables []TableInfo) []KeySet {
 	sets := make([]KeySet, len(tables))

@@ -445,11 +445,7 @@ func (i *imp) Settle(ctx context.Context, sets []transfer.KeySet, compared []cel
 		st.Compared = compared
 		done := map[string][][]byte{}
 		for _, set := range sets {
-			t, err := i.cat.table(set.Table)
-			if err != nil {
-				return err
-			}
-			keys, err := t.readKeys(set)
+			t, keys, err := i.cat.keysOf(set)
 			if err != nil {
 				return err
 			}
@@ -497,11 +493,7 @@ func (i *imp) noted(ctx context.Context, kind string, perSet int64) (out []trans
 }
 
 func (i *imp) Fill(ctx context.Context, set transfer.KeySet, batches []transfer.Batch) error {
-	t, err := i.cat.table(set.Table)
-	if err != nil {
-		return err
-	}
-	keys, err := t.readKeys(set)
+	t, keys, err := i.cat.keysOf(set)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,28 @@ import (
 	"github.com/cloister-dev/cloister/internal/pgtest"
 )
 
+// planOf runs an EXPLAIN with settings, in a transaction that is rolled back.
+func planOf(t *testing.T, pool *pgxpool.Pool, settings, query string, args ...any) []string {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), settings); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := tx.Query(t.Context(), query, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
 // TestKeysAreLookedUpByTheKey: statistics that were taken before the tenant came make
 // every index that begins with the tenant look as good as the key's. Each key that a
 // move looks up must still be found by all of its columns, or a cut takes seconds.
@@ -54,26 +76,11 @@ func TestKeysAreLookedUpByTheKey(t *testing.T) {
 		"UPDATE " + items.sql() + " AS t SET v = 'y' FROM " + source + " WHERE " + items.onKey(),
 		"DELETE FROM " + items.sql() + " AS t USING " + source + " WHERE " + items.onKey(),
 	} {
-		tx, err := pool.Begin(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(ctx, planning); err != nil {
-			t.Fatal(err)
-		}
 		args := []any{keys}
 		if strings.Contains(q, "$2") {
 			args = append(args, make([]int32, len(keys)))
 		}
-		rows, err := tx.Query(ctx, "EXPLAIN "+q, args...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = tx.Rollback(ctx)
+		plan := planOf(t, pool, planning, "EXPLAIN "+q, args...)
 		var good bool
 		for _, line := range plan {
 			good = good || strings.Contains(line, "Index Cond:") && strings.Contains(line, "(tenant = ") && strings.Contains(line, "(k = ")
@@ -112,26 +119,11 @@ func TestSettledKeysAreLookedUp(t *testing.T) {
 			exec("INSERT INTO @s.transfer_key SELECT 'old', 't', 'items', decode(md5(i::text), 'hex') FROM generate_series(1, 1000) AS i")
 		}
 		exec("ANALYZE @s.transfer_key", "INSERT INTO @s.transfer_key SELECT 'new', 't', 'items', decode(md5(i::text), 'hex') FROM generate_series(1, 20000) AS i")
-		tx, err := pool.Begin(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(ctx, planning+"; SET LOCAL enable_seqscan = off"); err != nil {
-			t.Fatal(err)
-		}
 		var keys [][]byte
-		if err := tx.QueryRow(ctx, s.q("SELECT array_agg(key) FROM @s.transfer_key WHERE move = 'new'")).Scan(&keys); err != nil {
+		if err := pool.QueryRow(ctx, s.q("SELECT array_agg(key) FROM @s.transfer_key WHERE move = 'new'")).Scan(&keys); err != nil {
 			t.Fatal(err)
 		}
-		rows, err := tx.Query(ctx, "EXPLAIN (ANALYZE, TIMING OFF) "+s.q(settleSQL), "new", "items", keys)
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = tx.Rollback(ctx)
+		plan := planOf(t, pool, planning+"; SET LOCAL enable_seqscan = off", "EXPLAIN (ANALYZE, TIMING OFF) "+s.q(settleSQL), "new", "items", keys)
 		text := strings.Join(plan, "\n")
 		if strings.Contains(text, "Nested Loop") && !strings.Contains(text, "(key = ") {
 			t.Errorf("statistics %s:\n%s", statistics, text)

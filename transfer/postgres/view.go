@@ -174,11 +174,7 @@ func (v *view) Rows(ctx context.Context, name string, after []byte, yield func(t
 }
 
 func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transfer.Batch) error) error {
-	t, err := v.cat.table(set.Table)
-	if err != nil {
-		return err
-	}
-	keys, err := t.readKeys(set)
+	t, keys, err := v.cat.keysOf(set)
 	if err != nil {
 		return err
 	}
@@ -205,6 +201,16 @@ func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transf
 func (v *view) Digests(ctx context.Context, sets []transfer.KeySet) ([]transfer.Digest, error) {
 	ds, err := digests(ctx, v.conn, v.cat, v.m.Tenant, sets)
 	return ds, v.explain(ctx, v.lost(err))
+}
+
+// keysOf is a key set's table and its keys, decoded.
+func (c *catalog) keysOf(set transfer.KeySet) (*table, [][]string, error) {
+	t, err := c.table(set.Table)
+	if err != nil {
+		return nil, nil, err
+	}
+	keys, err := t.readKeys(set)
+	return t, keys, err
 }
 
 // readKeys decodes a key set.
