@@ -68,6 +68,18 @@ func newWorld(t *testing.T) *world {
 	return &world{T: t}
 }
 
+// prepared is a world with a first cell that is prepared, and one process of it.
+func prepared(t *testing.T) (*world, *deployment) {
+	t.Helper()
+	w := newWorld(t)
+	one := w.deployment("one", shared)
+	w.router(one)
+	_, err := one.prepare()
+	w.must(err, "prepare")
+	one.process("one-1")
+	return w, one
+}
+
 // router starts the router in front of the first deployment.
 func (w *world) router(first *deployment) {
 	w.Helper()

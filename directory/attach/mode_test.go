@@ -48,12 +48,7 @@ func (r *rows) SetMode(ctx context.Context, mode tenancy.Mode, w tenancy.ModeWri
 // cannot be judged, of a prepared transaction, and of a process that falls back.
 func TestFirstAttachRefusals(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	one := w.deployment("one", shared)
-	w.router(one)
-	_, err := one.prepare()
-	w.must(err, "prepare")
-	one.process("one-1")
+	w, one := prepared(t)
 	with := func(r *rows) func(*attach.Cell) {
 		r.Store = one.rows
 		return func(c *attach.Cell) { c.Rows = r }
@@ -65,7 +60,7 @@ func TestFirstAttachRefusals(t *testing.T) {
 			t.Errorf("%s: %s, with the directory %s, begun %t, %s", what, one.state().Mode, row.Mode, !row.AttachStartedAt.IsZero(), row.State)
 		}
 	}
-	_, err = one.attach(with(&rows{ability: fmt.Errorf("%w: max_prepared_transactions is 5", cells.ErrInvalid)}))
+	_, err := one.attach(with(&rows{ability: fmt.Errorf("%w: max_prepared_transactions is 5", cells.ErrInvalid)}))
 	w.refused(err, "max_prepared_transactions is 5")
 	state("a server that cannot be judged", tenancy.Recording, tenancy.Recording, false)
 

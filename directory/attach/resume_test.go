@@ -110,12 +110,7 @@ func (d *deployment) soon() func(*attach.Cell) {
 // Processes that do not follow bring recording back.
 func TestFirstAttachWaitsForProcesses(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	one := w.deployment("one", shared)
-	w.router(one)
-	_, err := one.prepare()
-	w.must(err, "prepare")
-	one.process("one-1")
+	w, one := prepared(t)
 	// A process that stands still: its heartbeat is fresh and says recording.
 	f := one.fingerprint()
 	stuck := func(mode tenancy.Mode) {
@@ -124,7 +119,7 @@ func TestFirstAttachWaitsForProcesses(t *testing.T) {
 	}
 	stuck(tenancy.Recording)
 	soon := one.soon()
-	_, err = one.attach(soon)
+	_, err := one.attach(soon)
 	w.refused(err, "stuck (recording)", "the mode is recording again")
 	if m := one.state().Mode; m != tenancy.Recording || one.row("one").Mode != tenancy.Enforced {
 		t.Errorf("after a refused wait: %s, with the directory %s", m, one.row("one").Mode)
@@ -137,12 +132,7 @@ func TestFirstAttachWaitsForProcesses(t *testing.T) {
 // A transaction that outlasts the wait leaves enforced, and holds the rerun, too.
 func TestFirstAttachWaitsForTransactions(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	one := w.deployment("one", shared)
-	w.router(one)
-	_, err := one.prepare()
-	w.must(err, "prepare")
-	one.process("one-1")
+	w, one := prepared(t)
 	soon := one.soon()
 	conn, err := pgx.Connect(t.Context(), one.dsn)
 	w.must(err, "a session")
@@ -239,16 +229,11 @@ func TestLaterAttachResumes(t *testing.T) {
 // than what the command was told.
 func TestAttachWaitsForTheLongestCache(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	one := w.deployment("one", shared)
-	w.router(one)
-	_, err := one.prepare()
-	w.must(err, "prepare")
-	one.process("one-1")
+	w, one := prepared(t)
 	one.process("slow", func(c *checks.Config) { c.CacheFor = 700 * time.Millisecond })
 	var told []string
 	began := time.Now()
-	_, err = one.attach(func(c *attach.Cell) {
+	_, err := one.attach(func(c *attach.Cell) {
 		c.Tell = func(_ attach.Step, detail string) { told = append(told, detail) }
 	})
 	w.must(err, "attach")

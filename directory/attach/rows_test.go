@@ -157,12 +157,7 @@ func TestRestoredBeforePrepare(t *testing.T) {
 // gives up in time and says what the mode is. Another run goes on, and places the tenant.
 func TestHeldInsert(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	one := w.deployment("one", shared)
-	w.router(one)
-	_, err := one.prepare()
-	w.must(err, "prepare")
-	one.process("one-1")
+	w, one := prepared(t)
 	conn, err := pgx.Connect(t.Context(), one.dsn)
 	w.must(err, "a session")
 	defer conn.Close(context.Background())
