@@ -171,6 +171,20 @@ func (w *world) edited(f func(*deploy.View)) doctor.Sources {
 	return src
 }
 
+// cell is a cell as the directory has it.
+func (w *world) cell(name cells.CellID) *deploy.Cell {
+	w.t.Helper()
+	v, err := w.dir.Read(w.t.Context())
+	w.must(err)
+	for i := range v.Cells {
+		if v.Cells[i].Name == name {
+			return &v.Cells[i]
+		}
+	}
+	w.t.Fatalf("no cell %s", name)
+	return nil
+}
+
 func exit(r doctor.Report) int { return r.Exit() }
 
 // down is a directory that does not answer.
@@ -301,6 +315,32 @@ func TestDeployments(t *testing.T) {
 		w.must(w.rows["two"].Leave(t.Context(), "p-two"))
 		w.finds(w.src, "cell-processes", "two", "no process")
 		w.must(w.rows["two"].Beat(t.Context(), w.beat("two", good)))
+	})
+
+	t.Run("settings", func(t *testing.T) {
+		w := in(t)
+		beat := func(cell cells.CellID, instance, drain string) {
+			h := w.beat(cell, *w.cell(cell).Current)
+			h.Instance, h.Settings = instance, tenancy.Settings{"drain": drain, "publish": "nats"}
+			w.must(w.rows[cell].Beat(t.Context(), h))
+		}
+		beat("one", "p-one", "5s")
+		if rep := w.examine(w.src, "cell-settings"); len(rep.Result("cell-settings").Findings) != 0 {
+			t.Errorf("a build that reports no settings: %+v", rep.Results)
+		}
+		beat("two", "p-two", "5s")
+		if rep := w.examine(w.src, "cell-settings"); len(rep.Result("cell-settings").Findings) != 0 {
+			t.Errorf("equal settings: %+v", rep.Results)
+		}
+		beat("two", "p-two", "9s")
+		w.finds(w.src, "cell-settings", "", `setting drain differs between cells: "5s" in one; "9s" in two`)
+		beat("two", "p-more", "5s")
+		w.finds(w.src, "cell-settings", "two", `setting drain differs between its processes: "5s" in p-more; "9s" in p-two`)
+		if rep := w.examine(w.src, "cell-settings"); len(rep.Result("cell-settings").Findings) != 1 {
+			t.Errorf("only drain differs: %+v", rep.Results)
+		}
+		w.must(w.rows["two"].Leave(t.Context(), "p-more"))
+		beat("two", "p-two", "5s")
 	})
 
 	t.Run("the database", func(t *testing.T) {

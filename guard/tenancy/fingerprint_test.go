@@ -24,7 +24,7 @@ func TestConfigFingerprint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const want = `{"schema":2,"fields":{"audiences":["[\"a\",\"svc\"]"],"bucket":["bk"],"deployment_id":["d1"],"hosts":["cell.example.com"],"issuers":["a","b","https://users"],` +
+	const want = `{"schema":3,"fields":{"audiences":["[\"a\",\"svc\"]"],"bucket":["bk"],"deployment_id":["d1"],"hosts":["cell.example.com"],"issuers":["a","b","https://users"],` +
 		`"oidc":["[\"https://idp.example\",\"c1\"]"],"patterns":["u-*","v"],"prefix":["x/y"],"scim":["on"],"tenants":["acme"]}}`
 	if got := string(f.Encode()); got != want {
 		t.Fatalf("encoding\n%s\nwant\n%s", got, want)

@@ -12,10 +12,11 @@ import (
 //
 //	1  the rows, and the fields without a version beside them
 //	2  fingerprints have "audiences"; heartbeats say how long a process uses what it read
+//	3  heartbeats have the process's run-time settings
 //
 // A version only adds. What an older build does not know has a default, which says the
 // same as its absence, and older builds run on rows that a newer one has installed.
-const NewestSchema = 2
+const NewestSchema = 3
 
 // schema is the version that this build has, as text so that the linker can set it. The
 // one other use is a build of an older version from the same sources, with which the
@@ -25,7 +26,7 @@ const NewestSchema = 2
 //
 // Such a build installs that version's tables, writes and reads its columns, and knows
 // its fields alone.
-var schema = "2"
+var schema = "3"
 
 var built = parseSchema(schema)
 

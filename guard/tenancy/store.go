@@ -59,6 +59,10 @@ type Heartbeat struct {
 	// CacheFor is how long it uses what it has read of the cell's rows; 0 when its build
 	// is older than version 2 and does not say.
 	CacheFor time.Duration `json:"cache_for,omitempty"`
+	// Settings are its run-time settings, as [Settings.Validate] allows them: what is meant
+	// to be equal in all cells and is no part of the fingerprint. Nil when its build is
+	// older than version 3.
+	Settings Settings `json:"settings,omitempty"`
 	// At is when it was written, by the database's clock; set by the store.
 	At time.Time `json:"at"`
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"strings"
 	"sync"
@@ -49,6 +50,9 @@ type Config struct {
 	// Instance names this start of the process; random by default. Build is its
 	// version, for people and for attach.
 	Instance, Build string
+	// Settings are reported as the process's run-time settings, with its own times added:
+	// cache-for, max-stale, router-timeout. See [tenancy.Settings] for what may be in them.
+	Settings tenancy.Settings
 	// Log takes what changes; slog.Default() by default.
 	Log *slog.Logger
 }
@@ -85,6 +89,15 @@ func (c *Config) normalize() error {
 	if err := cells.MoveID(c.Instance).Validate(); err != nil {
 		return fmt.Errorf("%w: tenancy: instance %q", cells.ErrInvalid, c.Instance)
 	}
+	own := maps.Clone(c.Settings)
+	if own == nil {
+		own = tenancy.Settings{}
+	}
+	own["cache-for"], own["max-stale"], own["router-timeout"] = c.CacheFor.String(), c.MaxStale.String(), c.RouterTimeout.String()
+	if err := own.Validate(); err != nil {
+		return err
+	}
+	c.Settings = own
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -202,7 +215,7 @@ func (p *Process) beat(reason tenancy.Reason) {
 	ctx, cancel := context.WithTimeout(p.life, p.cfg.ReadTimeout)
 	defer cancel()
 	p.mu.Lock()
-	h := tenancy.Heartbeat{Instance: p.cfg.Instance, Cell: p.cfg.Cell, Build: p.cfg.Build, CacheFor: p.cfg.CacheFor, Gated: reason.Code}
+	h := tenancy.Heartbeat{Instance: p.cfg.Instance, Cell: p.cfg.Cell, Build: p.cfg.Build, CacheFor: p.cfg.CacheFor, Gated: reason.Code, Settings: p.cfg.Settings}
 	if !p.good.IsZero() {
 		h.Mode = p.rows.EffectiveMode()
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/cloister-dev/cloister/guard/tenancy"
 )
 
 // beforeTheCheck is the last commit whose memory service knows nothing of cells that are
@@ -123,7 +125,7 @@ func TestTwoBuilds(t *testing.T) {
 	d.startRouter(one)
 	next := one.beside("")
 	next.start(false)
-	expect("the newer build's rows", query(version), "2")
+	expect("the newer build's rows", query(version), fmt.Sprint(tenancy.NewestSchema))
 	for _, p := range []struct{ write, read *service }{{one, next}, {next, one}} {
 		expect("a write before prepare", p.write.at("set", "", "acme", setItem), "200")
 		expect("a read before prepare", p.read.at("get", "", "acme", `{"namespace":"n","key":"k"}`), "200")
@@ -150,7 +152,8 @@ func TestTwoBuilds(t *testing.T) {
 	}
 	serve("recording", "rec")
 	eventually(t, "both report what they know", func() bool {
-		return query(`SELECT string_agg((fingerprint::jsonb ->> 'schema') || ' ' || (fingerprint::jsonb -> 'fields' ? 'audiences')::text || ' ' || cache_ms, ', ' ORDER BY cache_ms) FROM cell.heartbeats`) == "1 false 0, 2 true 200"
+		return query(`SELECT string_agg((fingerprint::jsonb ->> 'schema') || ' ' || (fingerprint::jsonb -> 'fields' ? 'audiences')::text || ' ' || cache_ms || ' ' || coalesce(settings ->> 'drain', '-'), ', ' ORDER BY cache_ms) FROM cell.heartbeats`) ==
+			fmt.Sprintf("1 false 0 -, %d true 200 0s", tenancy.NewestSchema)
 	})
 	attach := []string{"attach", "--allow-asynchronous", "--request-deadline", "100ms", "--alive", "3s", "--wait", "60s"}
 	one.run(attach...)
@@ -208,7 +211,7 @@ func TestTwoBuilds(t *testing.T) {
 	}
 	expect("the older build without CELL", bare.at("set", "", "acme", setItem), "503 AUTH_UNAVAILABLE")
 	bare.stop()
-	expect("the rows after the older build", query(version), "2")
+	expect("the rows after the older build", query(version), fmt.Sprint(tenancy.NewestSchema))
 
 	// Back beyond the check: such a build asks nobody, and the stores refuse it.
 	t.Run("before the check", func(t *testing.T) {

@@ -21,6 +21,9 @@ func (s *Store) Beat(ctx context.Context, h tenancy.Heartbeat) error {
 	if err := cells.MoveID(h.Instance).Validate(); err != nil {
 		return fmt.Errorf("%w: tenancy: instance %q", cells.ErrInvalid, h.Instance)
 	}
+	if err := h.Settings.Validate(); err != nil {
+		return err
+	}
 	var fp *string
 	if h.Fingerprint != nil {
 		text := string(h.Fingerprint.Encode())
@@ -31,6 +34,10 @@ func (s *Store) Beat(ctx context.Context, h tenancy.Heartbeat) error {
 	if tenancy.SchemaVersion() >= 2 {
 		columns, values, also = ", cache_ms", ", $10", ", cache_ms = EXCLUDED.cache_ms"
 		args = append(args, h.CacheFor.Milliseconds())
+	}
+	if tenancy.SchemaVersion() >= 3 {
+		columns, values, also = columns+", settings", values+", $11", also+", settings = EXCLUDED.settings"
+		args = append(args, h.Settings)
 	}
 	_, err := s.pool.Exec(ctx, s.q(`WITH old AS (DELETE FROM @s.heartbeats WHERE at < clock_timestamp() - make_interval(secs => $9) AND instance <> $1)
 		INSERT INTO @s.heartbeats (instance, cell, mode, fingerprint, build, gated, workers, lease, at`+columns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp()`+values+`)
@@ -50,12 +57,15 @@ func (s *Store) Leave(ctx context.Context, instance string) error {
 
 // Heartbeats implements [tenancy.Store].
 func (s *Store) Heartbeats(ctx context.Context, within time.Duration) ([]tenancy.Heartbeat, error) {
-	cache := "0"
+	// Another cell's rows may still be those of a version before.
+	cache, settings := "0", "NULL"
 	if tenancy.SchemaVersion() >= 2 {
-		// Another cell's rows may still be those of the version before.
 		cache = "coalesce((to_jsonb(h) ->> 'cache_ms')::bigint, 0)"
 	}
-	rows, err := s.pool.Query(ctx, s.q(`SELECT instance, cell, mode, fingerprint, build, gated, workers, lease, at, `+cache+`::bigint FROM @s.heartbeats h
+	if tenancy.SchemaVersion() >= 3 {
+		settings = "nullif(to_jsonb(h) -> 'settings', 'null')"
+	}
+	rows, err := s.pool.Query(ctx, s.q(`SELECT instance, cell, mode, fingerprint, build, gated, workers, lease, at, `+cache+`::bigint, `+settings+`::jsonb FROM @s.heartbeats h
 		WHERE at >= clock_timestamp() - make_interval(secs => $1) ORDER BY instance`), within.Seconds())
 	if err != nil {
 		return nil, fmt.Errorf("tenancy: reading the heartbeats: %w", translate(err))
@@ -63,7 +73,7 @@ func (s *Store) Heartbeats(ctx context.Context, within time.Duration) ([]tenancy
 	out, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h tenancy.Heartbeat, err error) {
 		var fp *string
 		var cache int64
-		err = row.Scan(&h.Instance, &h.Cell, &h.Mode, &fp, &h.Build, &h.Gated, &h.Workers, &h.Lease, &h.At, &cache)
+		err = row.Scan(&h.Instance, &h.Cell, &h.Mode, &fp, &h.Build, &h.Gated, &h.Workers, &h.Lease, &h.At, &cache, &h.Settings)
 		h.CacheFor = time.Duration(cache) * time.Millisecond
 		if err != nil || fp == nil {
 			return h, err

@@ -16,9 +16,9 @@ func TestRowsOfTheVersionBefore(t *testing.T) {
 	d := cell(t, pgtest.DB(t), tenancy.Recording)
 	s := d.store()
 	db := connect(t, d.dsn)
-	exec(t, db, `ALTER TABLE held.heartbeats DROP COLUMN cache_ms`, `UPDATE held.tenancy_meta SET version = 1`,
+	exec(t, db, `ALTER TABLE held.heartbeats DROP COLUMN cache_ms, DROP COLUMN settings`, `UPDATE held.tenancy_meta SET version = 1`,
 		`INSERT INTO held.heartbeats (instance, workers, at) VALUES ('older', false, clock_timestamp())`)
-	h := tenancy.Heartbeat{Instance: "newer", CacheFor: 2 * time.Second}
+	h := tenancy.Heartbeat{Instance: "newer", CacheFor: 2 * time.Second, Settings: tenancy.Settings{"drain": "5s"}}
 	if err := s.Beat(t.Context(), h); err == nil {
 		t.Error("a heartbeat of this build without an installation")
 	}
@@ -38,7 +38,7 @@ func TestRowsOfTheVersionBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	live, err := s.Heartbeats(t.Context(), time.Minute)
-	if err != nil || len(live) != 2 || live[0].CacheFor != h.CacheFor || live[1].CacheFor != 0 {
+	if err != nil || len(live) != 2 || live[0].CacheFor != h.CacheFor || live[1].CacheFor != 0 || live[0].Settings["drain"] != "5s" || live[1].Settings != nil {
 		t.Errorf("after: %+v, %v", live, err)
 	}
 	if rows, err := s.Read(t.Context()); err != nil || rows.State() != before.State() || rows.State() != tenancy.StateRecording {

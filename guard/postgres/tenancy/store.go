@@ -26,10 +26,13 @@ var schemaSQL string
 //go:embed schema_2.sql
 var schema2SQL string
 
+//go:embed schema_3.sql
+var schema3SQL string
+
 // schemas are the versions of the rows, each of which adds to the one before. A process
 // installs those up to its build's ([tenancy.SchemaVersion]) and never replaces what a
 // newer one has installed.
-var schemas = []string{schemaSQL, schema2SQL}
+var schemas = []string{schemaSQL, schema2SQL, schema3SQL}
 
 // Store is a cell's own rows in its Postgres. Safe for concurrent use. It owns a few
 // connections of its own; close it.

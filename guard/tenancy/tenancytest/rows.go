@@ -5,6 +5,7 @@ package tenancytest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -130,14 +131,15 @@ func testHold(e *env) {
 
 func testHeartbeats(e *env) {
 	f := Print("a")
-	a := tenancy.Heartbeat{Instance: "i-1", Cell: "a", Mode: tenancy.Enforced, Fingerprint: &f, Build: "v2", Workers: true, Lease: "l", CacheFor: 2500 * time.Millisecond}
+	a := tenancy.Heartbeat{Instance: "i-1", Cell: "a", Mode: tenancy.Enforced, Fingerprint: &f, Build: "v2", Workers: true, Lease: "l", CacheFor: 2500 * time.Millisecond,
+		Settings: tenancy.Settings{"drain": "5s", "publish": ""}}
 	b := tenancy.Heartbeat{Instance: "i-2", Gated: "why"}
 	e.no(e.store.Beat(e.ctx, b), "beat")
 	e.no(e.other().Beat(e.ctx, a), "beat")
 	got, err := e.store.Heartbeats(e.ctx, time.Hour)
 	e.no(err, "list")
 	if len(got) != 2 || got[0].Instance != "i-1" || !got[0].Fingerprint.Equal(f) || got[0].Cell != "a" || got[0].Mode != tenancy.Enforced || !got[0].Workers ||
-		got[0].Lease != "l" || got[0].CacheFor != a.CacheFor || got[1].CacheFor != 0 || got[0].Build != "v2" || got[1].Gated != "why" || got[1].Fingerprint != nil || got[1].At.IsZero() {
+		got[0].Lease != "l" || got[0].CacheFor != a.CacheFor || got[1].CacheFor != 0 || !maps.Equal(got[0].Settings, a.Settings) || len(got[1].Settings) != 0 || got[0].Build != "v2" || got[1].Gated != "why" || got[1].Fingerprint != nil || got[1].At.IsZero() {
 		e.Fatalf("heartbeats %+v", got)
 	}
 	a.Mode, a.Workers = tenancy.Recording, false
@@ -150,8 +152,10 @@ func testHeartbeats(e *env) {
 	if got, err = e.store.Heartbeats(e.ctx, time.Hour); err != nil || len(got) != 1 || got[0].Instance != "i-2" {
 		e.Fatalf("after leaving %+v, %v", got, err)
 	}
-	if err := e.store.Beat(e.ctx, tenancy.Heartbeat{Instance: "no name"}); !errors.Is(err, cells.ErrInvalid) {
-		e.Errorf("malformed instance: %v", err)
+	for _, h := range []tenancy.Heartbeat{{Instance: "no name"}, {Instance: "i-3", Settings: tenancy.Settings{"no name": ""}}} {
+		if err := e.store.Beat(e.ctx, h); !errors.Is(err, cells.ErrInvalid) {
+			e.Errorf("malformed %+v: %v", h, err)
+		}
 	}
 }
 

@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cloister-dev/cloister/cells"
 	deployclient "github.com/cloister-dev/cloister/directory/deploy/client"
 	tenancypg "github.com/cloister-dev/cloister/guard/postgres/tenancy"
+	"github.com/cloister-dev/cloister/guard/tenancy"
 	"github.com/cloister-dev/cloister/member"
 	checks "github.com/cloister-dev/cloister/member/tenancy"
 	"github.com/cloister-dev/cloister/services/memory"
@@ -77,7 +80,8 @@ func (o *options) openCell(ctx context.Context, s checks.Settings, is bearers, d
 	if err := rows.Install(ctx); err != nil {
 		return nil, err
 	}
-	d.config = checks.Config{Cell: s.Cell, Store: rows, CacheFor: s.CacheFor, MaxStale: s.MaxStale, RouterTimeout: s.RouterTimeout, Build: o.build, Log: log}
+	d.config = checks.Config{Cell: s.Cell, Store: rows, CacheFor: s.CacheFor, MaxStale: s.MaxStale, RouterTimeout: s.RouterTimeout, Build: o.build,
+		Settings: o.runtime(), Log: log}
 	if s.Cell == "" {
 		return d, nil
 	}
@@ -98,6 +102,17 @@ func (o *options) openCell(ctx context.Context, s checks.Settings, is bearers, d
 		d.config.Router = c.Router()
 	}
 	return d, nil
+}
+
+// runtime are the settings that the cells of one service are meant to share and that no
+// fingerprint has. Of where events go there is only the kind: an address may hold a
+// password.
+func (o *options) runtime() tenancy.Settings {
+	kind, _, _ := strings.Cut(o.publish.target, ":")
+	return tenancy.Settings{
+		"publish": kind, "publish-public-only": strconv.FormatBool(o.publish.publicOnly), "drain": o.drain.String(),
+		"fault-percent": strconv.FormatFloat(o.fault.percent, 'g', -1, 64), "fault-delay": o.fault.delay.String(), "verbose": strconv.FormatBool(o.verbose),
+	}
 }
 
 func (d *cellRows) close() {
