@@ -3,11 +3,18 @@
 package idp_test
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -52,6 +59,92 @@ func newPlace(t *testing.T, p *idptest.Provider) *place {
 	}))
 	t.Cleanup(at.Close)
 	return at
+}
+
+// The command, as a person uses it: it says where to sign in, waits, keeps the token and
+// prints none.
+func TestLoginCommand(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "cell")
+	if out, err := exec.Command("go", "build", "-o", bin, "github.com/cloister-dev/cloister/cmd/cell").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	p := idptest.Start(t, "cell-one", idp.User{Name: "ann", Password: "pw", Email: "ann@example.com", Verified: true, Tenant: "acme"})
+	at := newPlace(t, p)
+	at.lookup = answers(&cells.Answer{Code: cells.CodeNoCell})
+	v, err := signin.New(signin.Config{Issuers: signin.Issuers{{Issuer: p.URL, Audience: p.Client}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	address, code := regexp.MustCompile(`(?m)^(?:Sign in at|Open) (\S+)$`), regexp.MustCompile(`(?m)^and enter the code (\S+)$`)
+	for _, device := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		config := t.TempDir()
+		args := []string{"login", "--host", at.URL, "--tenant", "acme", "--no-browser", "--json"}
+		if device {
+			args = append(args, "--device")
+		}
+		cmd := exec.CommandContext(ctx, bin, args...)
+		cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+config)
+		var out bytes.Buffer
+		cmd.Stdout = &out
+		said, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var told strings.Builder
+		for lines := bufio.NewScanner(said); lines.Scan(); {
+			told.WriteString(lines.Text() + "\n")
+			to := address.FindStringSubmatch(told.String())
+			if to == nil || device && !code.MatchString(told.String()) {
+				continue
+			}
+			if device {
+				p.Approve(to[1], "ann")
+			} else {
+				resp, err := http.Get(p.Browse(to[1], "ann").String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+			}
+			break
+		}
+		rest, _ := io.ReadAll(said)
+		told.Write(rest)
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%v\n%s", err, told.String())
+		}
+		var printed struct {
+			login.Token
+			File string `json:"file"`
+		}
+		if err := json.Unmarshal(out.Bytes(), &printed); err != nil || printed.Email != "ann@example.com" || printed.Access != "" || printed.Refresh != "" {
+			t.Fatalf("%v: %s", err, out.String())
+		}
+		info, err := os.Stat(printed.File)
+		if err != nil || info.Mode().Perm() != 0o600 || !strings.HasPrefix(printed.File, config) {
+			t.Fatalf("the file %s: %v, %v", printed.File, info, err)
+		}
+		b, err := os.ReadFile(printed.File)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kept login.Token
+		if err := json.Unmarshal(b, &kept); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := v.Verify(ctx, kept.Access); err != nil || got.Tenant != "acme" {
+			t.Errorf("the cell makes of the kept token %+v, %v", got, err)
+		}
+		if all := out.String() + told.String(); strings.Contains(all, kept.Access) || strings.Contains(all, kept.Refresh) {
+			t.Error("a token was printed")
+		}
+	}
 }
 
 func answers(a *cells.Answer) http.HandlerFunc {
