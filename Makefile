@@ -7,6 +7,8 @@ VERSION  ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
 LDFLAGS  := -s -w -X main.version=$(VERSION)
 RACE     ?= -race
 export CGO_ENABLED ?= 1
+# Packages with hot paths: what they allocate is compared without the race detector.
+ALLOCS   = $(addprefix ./,$(patsubst %/testdata/,%,$(dir $(shell git ls-files '*/testdata/allocs.txt'))))
 
 .DEFAULT_GOAL := help
 
@@ -27,10 +29,17 @@ demo-postgres: build postgres ## the same with a private Postgres cluster for ea
 test: postgres clickhouse languages lint ## everything that CI runs
 	$(GO) test $(RACE) -timeout 20m ./...
 	$(GO) test -timeout 10m ./cmd/cell/schedule
+	$(GO) test -count=1 -run '^TestAllocs$$' $(ALLOCS)
 	cd services && $(GO) test $(RACE) -timeout 10m ./...
 	cd table/realtest && $(GO) test $(RACE) -timeout 10m ./etcdtest/...
 	cd member/stores/realtest && $(GO) test -timeout 10m ./...
 	cd table/realtest && $(GO) test -timeout 10m ./kubetest/... # Kubernetes' own log has races
+
+allocs: ## allocations of the hot paths beside the kept ones (testdata/allocs.txt)
+	$(GO) test -count=1 -run '^TestAllocs$$' $(ALLOCS)
+
+keep-allocs: ## accept what the hot paths allocate now
+	CELL_KEEP_ALLOCS=1 $(GO) test -count=1 -run '^TestAllocs$$' $(ALLOCS)
 
 test-quick: lint ## without the race detector and without the long runs
 	$(GO) test -short ./...
@@ -75,6 +84,9 @@ bench-edge: ## the edge beside httputil.ReverseProxy
 bench-plan: ## what a plan for a million tenants costs, by policy
 	$(GO) test ./cells -run '^$$' -bench BenchmarkPlan -benchtime 3x
 
+bench-compare: ## Go benchmarks at BASE and here, in turns, through benchstat (BASE=main~1 PACKAGES="./cells ./edge/extract" BENCH=Lookup ROUNDS=7)
+	scripts/bench-compare "$(BASE)" "$(or $(PACKAGES),./cells ./edge/extract)" "$(or $(BENCH),.)" "$(or $(ROUNDS),7)"
+
 claimers: postgres ## 64 claimers at 3 router replicas on one Postgres, 10,000 new tenants, quotas in force (CLAIMERS=64 TENANTS=10000)
 	CELL_CLAIMERS=$(or $(CLAIMERS),64) CELL_CLAIM_TENANTS=$(or $(TENANTS),10000) $(GO) test ./directory/deploy/httpapi -run 'TestClaimers$$' -count=1 -v -timeout 1h
 
@@ -93,4 +105,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: adoption claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-campaign bench-fence bench-edge bench-plan faults schedules fuzz clean
+.PHONY: adoption claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-campaign bench-fence bench-edge bench-plan bench-compare allocs keep-allocs faults schedules fuzz clean
