@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -39,8 +40,9 @@ func TestSchedules(t *testing.T) {
 		n = 20 // all of them run without it
 	}
 	dir := t.TempDir()
-	var next, moved, undone, crashes, acked atomic.Int64
+	var next, moved, undone, crashes, acked, ended atomic.Int64
 	var wg sync.WaitGroup
+	begun := time.Now()
 	for range 6 { // a schedule mostly waits
 		wg.Go(func() {
 			for i := uint64(next.Add(1)); i <= n && !t.Failed(); i = uint64(next.Add(1)) {
@@ -53,6 +55,10 @@ func TestSchedules(t *testing.T) {
 				undone.Add(int64(r.Undone))
 				crashes.Add(int64(r.Crashes))
 				acked.Add(int64(r.Acked))
+				if e := uint64(ended.Add(1)); e%500 == 0 && e < n {
+					took := time.Since(begun)
+					t.Logf("%d of %d schedules in %s; about %s more", e, n, took.Round(time.Second), (took * time.Duration(n-e) / time.Duration(e)).Round(time.Minute))
+				}
 				if len(r.Wrong) > 0 {
 					t.Errorf("seed %d:\n%s\nwhat happened:\n%s", r.Seed, strings.Join(r.Wrong, "\n"), strings.Join(r.Log, "\n"))
 				}
