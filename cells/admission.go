@@ -170,9 +170,8 @@ func (v verdict) detail() string {
 // which of them it has.
 func (g *Gates) judge(req *AdmitRequest, d *decision, refreshed bool) verdict {
 	var epoch, floor Epoch
-	if d.route != nil {
-		epoch = d.route.Epoch
-		floor = d.route.Floor
+	if d.row.state != 0 {
+		epoch, floor = d.row.epoch, d.row.floor
 	} else if req.Tenant.Validate() != nil {
 		return verdictInvalid
 	}
@@ -187,7 +186,7 @@ func (g *Gates) judge(req *AdmitRequest, d *decision, refreshed bool) verdict {
 		switch {
 		case !refreshed:
 			return verdictRefresh
-		case d.route == nil:
+		case d.row.state == 0:
 			return verdictStale // there is no route: whoever sent it must look again
 		default:
 			return verdictBehind
@@ -198,9 +197,9 @@ func (g *Gates) judge(req *AdmitRequest, d *decision, refreshed bool) verdict {
 		return verdictUnknown
 	case d.cell != g.cell:
 		return verdictWrongCell
-	case d.route == nil:
+	case d.row.state == 0:
 		return verdictAdmit // the default cell's, at epoch 0
-	case !d.route.Serving():
+	case d.row.state != StateActive:
 		return verdictMoving
 	case req.HasEpoch && req.Epoch < floor:
 		return verdictStale
@@ -271,11 +270,11 @@ func (g *Gates) enter(ctx context.Context, req *AdmitRequest, d *decision) (*Adm
 	}
 	// The view is read again under the lock: whoever changes it and then looks at
 	// this gate finds what was admitted by the old one.
-	if d.entry != nil && d.entry.route.Load() != d.route || d.entry == nil && g.router.view.entry(req.Tenant) != nil {
+	if g.router.view.find(req.Tenant) != d.row {
 		t.mu.Unlock()
 		return nil, nil, nil
 	}
-	if t.closed > 0 && (d.route == nil || d.route.Revision <= t.closed) {
+	if t.closed > 0 && d.row.revision <= t.closed {
 		t.mu.Unlock()
 		return nil, nil, g.refuse(req, CodeMoving, "", nil)
 	}
@@ -284,7 +283,7 @@ func (g *Gates) enter(ctx context.Context, req *AdmitRequest, d *decision) (*Adm
 		if o == nil || o.epoch != d.epoch {
 			o = &opening{epoch: d.epoch, done: make(chan struct{})}
 			t.opening = o
-			go g.open(context.WithoutCancel(ctx), t, o, FenceOrder{Cell: g.cell, Tenant: req.Tenant, Epoch: d.epoch, Floor: d.route.Floor})
+			go g.open(context.WithoutCancel(ctx), t, o, FenceOrder{Cell: g.cell, Tenant: req.Tenant, Epoch: d.epoch, Floor: d.row.floor})
 		}
 		t.mu.Unlock()
 		return nil, o, nil
@@ -496,15 +495,11 @@ func (a *Admission) stream(ctx context.Context, force func()) context.Context {
 		cancel(cause)
 		before(cause)
 	}
-	if cur := t.gates.router.view.get(a.Tenant); cur != nil && (cur.Revision <= t.closed || !cur.admits(a.Cell, a.Epoch)) {
-		a.endLocked(t.gates.gateClosed(cur))
+	if cur := t.gates.router.view.find(a.Tenant); cur.state != 0 && (cur.revision <= t.closed || !cur.admits(a.Cell, a.Epoch)) {
+		row := cur.route(a.Tenant)
+		a.endLocked(t.gates.gateClosed(&row))
 	}
 	return sctx
-}
-
-// admits reports whether an admission at the epoch is good in the cell.
-func (r *TenantRoute) admits(cell CellID, epoch Epoch) bool {
-	return r.State == StateActive && r.CellID == cell && r.Floor <= epoch && epoch <= r.Epoch
 }
 
 // Refusal returns the answer for work that failed because the tenant's fence did
@@ -516,7 +511,7 @@ func (a *Admission) Refusal(err error) *Answer {
 	}
 	g := a.gate.gates
 	code := CodeStaleRoute
-	if cur := g.router.view.get(a.Tenant); cur != nil && cur.Moving() && cur.CellID == g.cell {
+	if cur := g.router.view.find(a.Tenant); cur.moving() && cur.cell == g.cell {
 		code = CodeMoving
 	}
 	return g.refuse(&AdmitRequest{Tenant: a.Tenant}, code, "the tenant left this epoch while the request ran; nothing was written", err)

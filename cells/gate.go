@@ -213,7 +213,7 @@ func (g *Gates) dropIdle() {
 
 // routeChanged ends what must not go on under the new row. It is called with the
 // tenant's shard of the view locked.
-func (g *Gates) routeChanged(_, next *TenantRoute) {
+func (g *Gates) routeChanged(next *TenantRoute) {
 	t := g.peek(next.TenantID)
 	if t == nil {
 		return

@@ -88,10 +88,10 @@ func (g *Gates) Drain(ctx context.Context, route TenantRoute) error {
 		return fmt.Errorf("%w: drain of tenant %s by a route without a revision", ErrInvalid, route.TenantID)
 	}
 	g.router.Observe(route)
-	if cur := g.router.view.get(route.TenantID); cur != nil && cur.Revision > route.Revision &&
-		cur.State == StateActive && cur.CellID == g.cell && cur.Floor <= route.Epoch {
+	if cur := g.router.view.find(route.TenantID); cur.revision > route.Revision &&
+		cur.state == StateActive && cur.cell == g.cell && cur.floor <= route.Epoch {
 		return fmt.Errorf("%w: drain of tenant %s at revision %d, which is served again since revision %d",
-			ErrStaleOrder, route.TenantID, route.Revision, cur.Revision)
+			ErrStaleOrder, route.TenantID, route.Revision, cur.revision)
 	}
 	for {
 		t, d := g.closeGate(&route)

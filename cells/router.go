@@ -24,6 +24,7 @@ type routerConfig struct {
 	snapshotKey   []byte
 	onChange      func(old, new TenantRoute)
 	staleAfter    time.Duration
+	placements    bool
 }
 
 // WithDefaultCell names the cell that serves tenants without a row, at epoch 0.
@@ -70,9 +71,21 @@ func WithStaleAfter(d time.Duration) RouterOption {
 	return func(c *routerConfig) { c.staleAfter = d }
 }
 
+// WithPlacementsOnly is for routers that only route: the view does not keep the marks
+// (EventMark, DataMark) that tenants who have moved carry for ever, so that they take
+// no more memory than others. Routers that share a snapshot file share the option.
+func WithPlacementsOnly() RouterOption {
+	return func(c *routerConfig) { c.placements = true }
+}
+
 // Router is one process's view of the routes, kept up to date by a watch on the
 // table. Lookups read memory only, take no lock and do not allocate. It is safe
 // for concurrent use.
+//
+// Of a row that is plainly ACTIVE or a tombstone the view keeps what decides: State,
+// CellID, Epoch, Floor and Revision. OperationID, Actor, Reason, Stamp and UpdatedAt
+// are empty in what a router says of such a row; [Router.Refresh] returns them. Rows
+// with a move, residue or marks are kept whole.
 type Router struct {
 	table RoutingTable
 	cfg   routerConfig
@@ -83,7 +96,7 @@ type Router struct {
 	fresh  atomic.Int64 // when the view was last known to be complete; nanoseconds after born
 	status routerStatus
 	// hooks are called with a shard of the view locked, before waiters wake.
-	hooks atomic.Pointer[[]func(old, next *TenantRoute)]
+	hooks atomic.Pointer[[]func(next *TenantRoute)]
 
 	life context.Context // ends at Close, with ErrClosed as its cause
 	end  context.CancelCauseFunc
@@ -119,6 +132,7 @@ func NewRouter(table RoutingTable, opts ...RouterOption) *Router {
 		r.cfg.log = slog.Default()
 	}
 	r.view.init()
+	r.view.bare = r.cfg.placements
 	r.life, r.end = context.WithCancelCause(context.Background())
 	return r
 }
@@ -186,8 +200,8 @@ func (r *Router) Close() error {
 // Decision says where a tenant's requests go, by what the router knows.
 type Decision struct {
 	Tenant TenantID
-	// Route is the tenant's row, tombstones included; its State is 0 when there is
-	// none.
+	// Route is the tenant's row as the router keeps it (see [Router]), tombstones
+	// included; its State is 0 when there is none.
 	Route TenantRoute
 	// Cell and Epoch are where requests go; empty unless Known. While Route.Moving
 	// nobody serves: hold the request ([Router.Wait]) and look again.
@@ -233,10 +247,9 @@ func (d Decision) Refusal() *Answer {
 	return a
 }
 
-// decision is what Lookup finds, without copies. route is shared.
+// decision is what Lookup finds, without copies.
 type decision struct {
-	entry  *viewEntry
-	route  *TenantRoute
+	row    placement
 	cell   CellID
 	epoch  Epoch
 	rule   string
@@ -246,14 +259,18 @@ type decision struct {
 func (d *decision) known() bool { return d.rule != "" }
 
 func (r *Router) decide(tenant TenantID) decision {
-	// loaded is read first: an entry that is absent after it was absent when the
-	// view was complete.
-	d := decision{loaded: r.loaded.Load()}
-	if d.entry = r.view.entry(tenant); d.entry != nil {
-		d.route = d.entry.route.Load()
+	// loaded is read first: a row that is absent after it was absent when the view
+	// was complete.
+	loaded := r.loaded.Load()
+	return r.decideBy(tenant, r.view.find(tenant), loaded)
+}
+
+func (r *Router) decideBy(tenant TenantID, row placement, loaded bool) decision {
+	d := decision{row: row, loaded: loaded}
+	if row.state != 0 {
 		d.loaded = true
-		if d.route.Exists() {
-			d.cell, d.epoch, d.rule = d.route.CellID, d.route.Epoch, RuleRoute
+		if row.exists() {
+			d.cell, d.epoch, d.rule = row.cell, row.epoch, RuleRoute
 		}
 		return d
 	}
@@ -270,14 +287,19 @@ func (r *Router) decide(tenant TenantID) decision {
 // Lookup decides where the tenant's requests go, from memory. It takes no lock
 // and does not allocate.
 func (r *Router) Lookup(tenant TenantID) Decision {
-	in := r.decide(tenant)
+	loaded := r.loaded.Load()
+	row, whole := r.view.look(tenant)
+	in := r.decideBy(tenant, row, loaded)
 	d := Decision{
 		Tenant: tenant, Cell: in.cell, Epoch: in.epoch, Rule: in.rule, Known: in.known(), Loaded: in.loaded,
-		Revision: r.view.revision(), Age: r.age(),
+		Revision: max(r.view.revision(), row.revision), Age: r.age(),
 	}
-	if in.route != nil {
-		d.Route = *in.route
-		d.Revision = max(d.Revision, in.route.Revision)
+	switch {
+	case whole != nil:
+		d.Route = *whole
+	case row.state != 0:
+		d.Route.TenantID, d.Route.State, d.Route.CellID = tenant, row.state, row.cell
+		d.Route.Epoch, d.Route.Floor, d.Route.Revision = row.epoch, row.floor, row.revision
 	}
 	return d
 }
@@ -310,7 +332,7 @@ func (r *Router) Observe(route TenantRoute) {
 
 // observe takes ownership of route.
 func (r *Router) observe(route TenantRoute) error {
-	if cur := r.view.get(route.TenantID); cur != nil && route.Revision <= cur.Revision {
+	if cur := r.view.find(route.TenantID); cur.state != 0 && route.Revision <= cur.revision {
 		return nil
 	}
 	err := ValidateRoute(route)
@@ -328,13 +350,17 @@ func (r *Router) observe(route TenantRoute) error {
 }
 
 // changed runs with the tenant's shard locked.
-func (r *Router) changed(old, next *TenantRoute) {
+func (r *Router) changed(was placement, old, next *TenantRoute) {
 	if hooks := r.hooks.Load(); hooks != nil {
 		for _, h := range *hooks {
-			h(old, next)
+			h(next)
 		}
 	}
 	if r.cfg.onChange != nil {
+		if old == nil && was.state != 0 {
+			row := was.route(next.TenantID)
+			old = &row
+		}
 		r.notify(old, next)
 	}
 	r.markDirty()
@@ -342,10 +368,10 @@ func (r *Router) changed(old, next *TenantRoute) {
 
 // hook adds a function that is called with the tenant's shard of the view locked:
 // it must be quick and must not write to the view.
-func (r *Router) hook(f func(old, next *TenantRoute)) {
+func (r *Router) hook(f func(next *TenantRoute)) {
 	for {
 		cur := r.hooks.Load()
-		var next []func(old, next *TenantRoute)
+		var next []func(next *TenantRoute)
 		if cur != nil {
 			next = append(next, *cur...)
 		}

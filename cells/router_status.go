@@ -47,7 +47,7 @@ type RouterStatus struct {
 // Status returns how good the view is now.
 func (r *Router) Status() RouterStatus {
 	s := r.status.get()
-	s.Revision, s.Age, s.Routes = r.view.revision(), r.age(), int(r.view.rows.Load())
+	s.Revision, s.Age, s.Routes = r.view.revision(), r.age(), r.view.size()
 	s.Stale = s.Source != SourceTable || s.Age > r.cfg.staleAfter
 	return s
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/cloister-dev/cloister/cells/internal/packed"
 )
 
 const (
@@ -49,11 +51,8 @@ func (r *Router) firstLoad(ctx context.Context) error {
 // fall to the default cell while another cell may still hold it open.
 func (r *Router) relist(ctx context.Context) error {
 	begun := time.Now()
-	known := r.view.rows.Load() > 0
-	var seen map[TenantID]struct{}
-	if known {
-		seen = make(map[TenantID]struct{}, r.view.rows.Load())
-	}
+	known := r.view.size() > 0
+	seen := packed.New()
 	var first Revision
 	var opts ListOptions
 	for n := 0; ; n++ {
@@ -69,7 +68,7 @@ func (r *Router) relist(ctx context.Context) error {
 		}
 		for _, route := range page.Routes {
 			if known {
-				seen[route.TenantID] = struct{}{}
+				seen.Put(string(route.TenantID), packed.Record{})
 			}
 			_ = r.observe(route)
 		}
@@ -92,10 +91,10 @@ func (r *Router) relist(ctx context.Context) error {
 	return nil
 }
 
-func (r *Router) buryVanished(seen map[TenantID]struct{}, first Revision) {
-	var gone []*TenantRoute
+func (r *Router) buryVanished(seen *packed.Table, first Revision) {
+	var gone []*TenantRoute // few, if any
 	r.view.each(func(cur *TenantRoute) bool {
-		if _, ok := seen[cur.TenantID]; !ok && cur.Revision <= first && cur.State != StateDeleted {
+		if _, ok := seen.Get(string(cur.TenantID)); !ok && cur.Revision <= first && cur.State != StateDeleted {
 			gone = append(gone, cur)
 		}
 		return true

@@ -54,9 +54,22 @@ func snapshotHash(key []byte) hash.Hash {
 }
 
 // writeSnapshot replaces the file at path: written beside it, synced, renamed over
-// it, and the folder synced, so that a crash leaves the old file or the new one.
-func writeSnapshot(path string, key []byte, head snapshotHead, rows []*TenantRoute) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+// it, and the folder synced, so that a crash leaves the old file or the new one. each
+// gives the rows. Their number stands before them and is known behind them: they go
+// through a file of their own, not through memory.
+func writeSnapshot(path string, key []byte, head snapshotHead, each func(func(*TenantRoute) bool)) (err error) {
+	beside := func() (*os.File, error) {
+		return os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	}
+	rows, err := beside()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = rows.Close()
+		_ = os.Remove(rows.Name())
+	}()
+	f, err := beside()
 	if err != nil {
 		return err
 	}
@@ -66,9 +79,14 @@ func writeSnapshot(path string, key []byte, head snapshotHead, rows []*TenantRou
 			_ = os.Remove(f.Name())
 		}
 	}()
+	if head.Routes, err = encodeRows(rows, each); err != nil {
+		return err
+	}
+	if _, err := rows.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
 	mac := snapshotHash(key)
 	w := bufio.NewWriterSize(f, 64<<10)
-	head.Routes = len(rows)
 	if err := encodeSnapshot(io.MultiWriter(w, mac), head, rows); err != nil {
 		return err
 	}
@@ -84,20 +102,27 @@ func writeSnapshot(path string, key []byte, head snapshotHead, rows []*TenantRou
 	return syncDir(filepath.Dir(path))
 }
 
-func encodeSnapshot(w io.Writer, head snapshotHead, rows []*TenantRoute) error {
+// encodeRows writes the rows, and returns how many there were.
+func encodeRows(to io.Writer, each func(func(*TenantRoute) bool)) (n int, err error) {
+	w := bufio.NewWriterSize(to, 64<<10)
+	enc := json.NewEncoder(w)
+	each(func(row *TenantRoute) bool {
+		n++
+		err = enc.Encode(row)
+		return err == nil
+	})
+	return n, errors.Join(err, w.Flush())
+}
+
+func encodeSnapshot(w io.Writer, head snapshotHead, rows io.Reader) error {
 	if _, err := fmt.Fprintf(w, "%s%d\n", snapshotMagic, snapshotVersion); err != nil {
 		return err
 	}
-	enc := json.NewEncoder(w)
-	if err := enc.Encode(head); err != nil {
+	if err := json.NewEncoder(w).Encode(head); err != nil {
 		return err
 	}
-	for _, row := range rows {
-		if err := enc.Encode(row); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err := io.Copy(w, rows)
+	return err
 }
 
 // readSnapshot reads and verifies a file. Errors wrap [fs.ErrNotExist] when there
@@ -264,9 +289,7 @@ func (r *Router) saveSnapshot() error {
 		r.status.snapshot(have.Revision, err)
 		return err
 	}
-	var rows []*TenantRoute
-	r.view.each(func(row *TenantRoute) bool { rows = append(rows, row); return true })
-	err := writeSnapshot(r.cfg.snapshotPath, r.cfg.snapshotKey, head, rows)
+	err := writeSnapshot(r.cfg.snapshotPath, r.cfg.snapshotKey, head, r.view.each)
 	r.status.snapshot(head.Revision, err)
 	r.snapshotFile, _ = os.Stat(r.cfg.snapshotPath)
 	if err != nil {

@@ -14,7 +14,7 @@ func TestViewPut(t *testing.T) {
 		return &TenantRoute{TenantID: "acme", State: StateActive, CellID: cell, Epoch: epoch, Floor: epoch, Revision: rev}
 	}
 	changes := 0
-	changed := func(_, _ *TenantRoute) { changes++ }
+	changed := func(placement, *TenantRoute, *TenantRoute) { changes++ }
 	if ok, err := v.put(at(5, "cell-a", 3), false, changed); !ok || err != nil {
 		t.Fatalf("the first row: %v %v", ok, err)
 	}
@@ -40,8 +40,8 @@ func TestViewPut(t *testing.T) {
 	if ok, err := v.put(at(5, "cell-a", 4), true, changed); !ok || err != nil {
 		t.Errorf("the same revision, asked for: %v %v", ok, err)
 	}
-	if changes != 2 || v.rows.Load() != 1 {
-		t.Errorf("%d changes, %d rows", changes, v.rows.Load())
+	if changes != 2 || v.size() != 1 {
+		t.Errorf("%d changes, %d rows", changes, v.size())
 	}
 }
 

@@ -57,6 +57,10 @@ func isTestSupport(path string) bool {
 	return strings.HasSuffix(last, "test")
 }
 
+// isCellsInternal reports whether a package is one of those that hold what cells
+// works with and that know nothing of it: memory layouts, parsers.
+func isCellsInternal(path string) bool { return strings.HasPrefix(path, module+"/cells/internal/") }
+
 // checkImport says what is wrong with an import of one of our packages by another.
 // inTest is set when only test files have it.
 func checkImport(from, to string, inTest bool) error {
@@ -82,7 +86,9 @@ func checkImport(from, to string, inTest bool) error {
 		return fmt.Errorf("%s is in no role of the house", from)
 	case j < 0:
 		return fmt.Errorf("%s imports %s, which is in no role of the house", from, to)
-	case upper == "cells" && lower == "cells" && !inTest:
+	case isCellsInternal(from) && !inTest:
+		return fmt.Errorf("%s imports %s: what is inside cells serves it and knows nothing of it", from, to)
+	case upper == "cells" && lower == "cells" && !isCellsInternal(to) && !inTest:
 		return fmt.Errorf("%s imports %s: cells is one package", from, to)
 	case j < i:
 		return fmt.Errorf("%s imports %s: imports point down, from %s to %s they point up", from, to, upper, lower)
@@ -100,7 +106,7 @@ func checkCellsDep(pkg, mod string) error {
 		}
 		return nil
 	case mod == module:
-		if pkg != module+"/cells" {
+		if pkg != module+"/cells" && !isCellsInternal(pkg) {
 			return fmt.Errorf("cells depends on %s", pkg)
 		}
 		return nil

@@ -28,6 +28,10 @@ func TestCheckImport(t *testing.T) {
 		{p("cells"), p("table"), false, false},
 		{p("cells"), p("table"), true, false},
 		{p("cells"), p("cells/budget"), false, false},
+		{p("cells"), p("cells/internal/packed"), false, true},
+		{p("cells/internal/packed"), p("cells"), false, false},
+		{p("cells/internal/packed"), p("cells/internal/other"), false, false},
+		{p("cells/internal/packed"), p("internal/alloctest"), true, true},
 		{p("guard"), p("transfer"), false, false},
 		{p("guard"), p("transfer"), true, false},
 		{p("member"), p("directory/api"), false, false},
@@ -51,6 +55,7 @@ func TestCheckCellsDep(t *testing.T) {
 	}{
 		{"net/http", "", true},
 		{module + "/cells", module, true},
+		{module + "/cells/internal/packed", module, true},
 		{"google.golang.org/grpc/status", "google.golang.org/grpc", true},
 		{"database/sql", "", false},
 		{"testing", "", false},

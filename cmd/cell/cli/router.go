@@ -115,7 +115,7 @@ func (a *app) router(cmd *cobra.Command, chf *channelFlags, cfg *edge.Config, li
 		return &usageError{err}
 	}
 	cfg.Witness, cfg.Vitals = edge.NewWitness(directory, a.log), directory
-	opts := []cells.RouterOption{cells.WithRouterLogger(a.log), cells.WithOnChange(cfg.Witness.Route), cells.WithSnapshot(filepath.Join(fl.state, "routes.snapshot"), cfg.AdmissionKey)}
+	opts := []cells.RouterOption{cells.WithRouterLogger(a.log), cells.WithPlacementsOnly(), cells.WithOnChange(cfg.Witness.Route), cells.WithSnapshot(filepath.Join(fl.state, "routes.snapshot"), cfg.AdmissionKey)}
 	if fl.defaultCell != "" {
 		opts = append(opts, cells.WithDefaultCell(cells.CellID(fl.defaultCell)))
 	}
