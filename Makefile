@@ -88,6 +88,9 @@ bench-plan: ## what a plan for a million tenants costs, by policy
 bench-compare: ## Go benchmarks at BASE and here, in turns, through benchstat (BASE=main~1 PACKAGES="./cells ./edge/extract" BENCH=Lookup ROUNDS=7)
 	scripts/bench-compare "$(BASE)" "$(or $(PACKAGES),./cells ./edge/extract)" "$(or $(BENCH),.)" "$(or $(ROUNDS),7)"
 
+bench-directory: postgres ## claims and reads of the directory beside bare statements on the same Postgres (ROUNDS=7, SIZES=all for ten million tenants)
+	$(GO) test ./directory/postgres -run '^$$' -bench BenchmarkDirectory -benchtime 1x -timeout 1h
+
 claimers: postgres ## 64 claimers at 3 router replicas on one Postgres, 10,000 new tenants, quotas in force (CLAIMERS=64 TENANTS=10000)
 	CELL_CLAIMERS=$(or $(CLAIMERS),64) CELL_CLAIM_TENANTS=$(or $(TENANTS),10000) $(GO) test ./directory/deploy/httpapi -run 'TestClaimers$$' -count=1 -v -timeout 1h
 
@@ -106,4 +109,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: adoption claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-campaign bench-fence bench-edge bench-plan bench-compare allocs keep-allocs faults schedules fuzz clean
+.PHONY: adoption bench-directory claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-campaign bench-fence bench-edge bench-plan bench-compare allocs keep-allocs faults schedules fuzz clean

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -151,15 +152,13 @@ func dialect(key int64, schema string) sqlstore.Dialect {
 			return err
 		},
 		Share: func(ctx context.Context, tx *sql.Tx, names ...string) error {
-			if _, err := tx.ExecContext(ctx, `SELECT `+durable); err != nil {
-				return err
+			keys := make([]int64, len(names))
+			for i, n := range names {
+				keys[i] = pgschema.Key("cloister directory of "+schema, n)
 			}
-			for _, n := range names {
-				if _, err := tx.ExecContext(ctx, `SELECT pg_advisory_xact_lock($1)`, pgschema.Key("cloister directory of "+schema, n)); err != nil {
-					return err
-				}
-			}
-			return nil
+			slices.Sort(keys) // one order for all, since two names may have one key
+			_, err := tx.ExecContext(ctx, `SELECT `+durable+`, (SELECT count(pg_advisory_xact_lock(k)) FROM unnest(CAST($1 AS BIGINT[])) k)`, keys)
+			return err
 		},
 		ForUpdate: " FOR UPDATE",
 		Snapshot:  sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true},

@@ -25,7 +25,7 @@ type Dialect struct {
 	// the transaction ends.
 	Begin func(ctx context.Context, tx *sql.Tx) error
 	// Share, unless nil, is run in place of Begin in a change that may run beside
-	// others; it locks names, in this order, against each other.
+	// others; it locks names against each other, in an order that is the same for all.
 	Share func(ctx context.Context, tx *sql.Tx, names ...string) error
 	// ForUpdate is appended to a query whose rows are locked until the end of the
 	// transaction.
@@ -48,6 +48,10 @@ type Store struct {
 	write *sql.DB
 	read  conn
 	reads *sql.DB
+	// placings are the calls that place tenants, by cell.
+	placings together[cells.CellID, *placing]
+	// lookups are the same calls, before: which of their tenants are placed already.
+	lookups together[struct{}, *placing]
 }
 
 var _ directory.Store = (*Store)(nil)
@@ -55,7 +59,10 @@ var _ directory.Store = (*Store)(nil)
 // New makes a store on a database that is migrated. Changes use write, all else
 // read, which may be the same. The store owns both from here on.
 func New(write, read *sql.DB, d Dialect) *Store {
-	return &Store{d: &d, write: write, read: conn{q: read, d: &d}, reads: read}
+	s := &Store{d: &d, write: write, read: conn{q: read, d: &d}, reads: read}
+	s.placings.max, s.placings.linger, s.placings.run = placeMax, placeLinger, deployments{s}.placeList
+	s.lookups.max, s.lookups.run = placeMax, deployments{s}.lookList
+	return s
 }
 
 // Ping implements [directory.Store].
@@ -171,12 +178,17 @@ func (s *Store) beside(ctx context.Context, op string, names []string, fn func(*
 	return s.run(ctx, op, begin, fn)
 }
 
-func (s *Store) run(ctx context.Context, op string, begin func(context.Context, *sql.Tx) error, fn func(*Tx) error) error {
+// bounded is ctx with the store's own bound.
+func (s *Store) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.d.Timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.d.Timeout)
-		defer cancel()
+		return context.WithTimeout(ctx, s.d.Timeout)
 	}
+	return ctx, func() {}
+}
+
+func (s *Store) run(ctx context.Context, op string, begin func(context.Context, *sql.Tx) error, fn func(*Tx) error) error {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
 	tx, err := s.write.BeginTx(ctx, nil)
 	if err != nil {
 		return s.translate(op, err)

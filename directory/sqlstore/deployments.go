@@ -332,35 +332,3 @@ func (d deployments) Placements(ctx context.Context, f deploy.PlacementFilter) (
 	}
 	return out, d.s.translate("placements", rows.Err())
 }
-
-// Place implements [deploy.Store].
-func (d deployments) Place(ctx context.Context, call deploy.Call, audit api.AuditEntry) (deploy.Placement, bool, error) {
-	if err := deploy.CheckTenant(call.Tenant); err != nil {
-		return deploy.Placement{}, false, err
-	}
-	// Most calls are for tenants that are placed: those lock nothing.
-	p, err := d.Placement(ctx, call.Tenant)
-	if err == nil || !errors.Is(err, cells.ErrNotFound) {
-		return p, false, err
-	}
-	var won winner
-	err = d.s.beside(ctx, "place", []string{string(call.Tenant)}, func(tx *Tx) error {
-		var err error
-		if won.Placement, err = placementIn(ctx, tx, call.Tenant); !errors.Is(err, sql.ErrNoRows) {
-			return err
-		}
-		c, _, err := scanDeployment(tx.QueryRowContext(ctx, deploymentCells+` WHERE name = ?`+d.s.d.ForUpdate, call.Cell))
-		if errors.Is(err, sql.ErrNoRows) {
-			return fmt.Errorf("%w: %s", deploy.ErrNoCell, call.Cell)
-		}
-		if err != nil {
-			return err
-		}
-		if err := deploy.Judge(&c, &call); err != nil {
-			return err
-		}
-		won, err = d.insert(ctx, tx, deploy.Placement{Tenant: call.Tenant, Cell: call.Cell, By: call.By, Actor: call.Actor, At: call.At}, audit)
-		return err
-	})
-	return won.Placement, won.created && err == nil, err
-}

@@ -68,14 +68,20 @@ func (s *Store) Members(ctx context.Context) ([]directory.MemberRow, error) {
 	return out, s.translate("members", rows.Err())
 }
 
-func insertAudit(ctx context.Context, tx *Tx, e api.AuditEntry) error {
-	detail := string(e.Detail)
-	if detail == "" {
-		detail = "{}"
+func insertAudit(ctx context.Context, tx *Tx, entries ...api.AuditEntry) error {
+	if len(entries) == 0 {
+		return nil
 	}
-	_, err := tx.ExecContext(ctx, `INSERT INTO audit (at, peer, actor, request_id, action, tenant, cell, move, detail)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		micros(e.At), e.Peer, e.Actor, e.RequestID, e.Action, e.Tenant, e.Cell, e.Move, detail)
+	var args []any
+	for _, e := range entries {
+		detail := string(e.Detail)
+		if detail == "" {
+			detail = "{}"
+		}
+		args = append(args, micros(e.At), e.Peer, e.Actor, e.RequestID, e.Action, e.Tenant, e.Cell, e.Move, detail)
+	}
+	_, err := tx.ExecContext(ctx, `INSERT INTO audit (at, peer, actor, request_id, action, tenant, cell, move, detail) VALUES `+
+		tuples(len(entries), `(?, ?, ?, ?, ?, ?, ?, ?, ?)`), args...)
 	return err
 }
 

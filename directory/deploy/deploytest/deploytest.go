@@ -60,6 +60,7 @@ func Cases() []Case {
 		{"PlaceReadsBackWhateverTheCell", placeReadsBack},
 		{"PlaceGate", placeGate},
 		{"QuotaUnderConcurrency", quotaUnderConcurrency},
+		{"PlaceTogether", placeTogether},
 		{"AttachPlacesBeyondTheQuota", attachPlacesBeyondTheQuota},
 		{"AttachRefusesTenantsOfOthers", attachRefusesTenantsOfOthers},
 		{"PinnedNeverChanges", pinnedNeverChanges},

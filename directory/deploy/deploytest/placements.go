@@ -188,6 +188,50 @@ func quotaUnderConcurrency(t directorytest.TB, h Harness) {
 	}
 }
 
+// placeTogether: of calls that come at once each is judged alone, whatever becomes of
+// those beside it, and a tenant that two of them place has one who did.
+func placeTogether(t directorytest.TB, h Harness) {
+	e := start(t, h)
+	e.first("one")
+	limit := int64(10)
+	e.mustChange("one", deploy.Limit(nil, &limit))
+	var created, full, refused, unknown atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 48 {
+		wg.Go(func() {
+			c, want := call("one", "a", tenant(i/4)), error(nil)
+			switch i % 4 {
+			case 1:
+				c.CredentialHash, want = Hash("f"), deploy.ErrCredential
+			case 2:
+				c.Cell, want = "nobody", deploy.ErrNoCell
+			}
+			p, first, err := e.s.Place(e.ctx, c, audit("placement"))
+			switch {
+			case err == nil && p.Tenant == c.Tenant && p.Cell == "one": // also whom another has placed
+				if first {
+					created.Add(1)
+				}
+			case errors.Is(err, deploy.ErrClosed) && want == nil:
+				full.Add(1)
+			case want == deploy.ErrCredential && errors.Is(err, want):
+				refused.Add(1)
+			case want == deploy.ErrNoCell && errors.Is(err, want):
+				unknown.Add(1)
+			default:
+				e.Errorf("call %d: %+v, %t, %v", i, p, first, err)
+			}
+		})
+	}
+	wg.Wait()
+	if created.Load() != limit || e.count("one") != limit || int64(e.audits("placement")) != limit {
+		e.Errorf("%d were created, %d are counted, %d audited; the quota is %d", created.Load(), e.count("one"), e.audits("placement"), limit)
+	}
+	if full.Load() < 2 { // two tenants of twelve, asked for by at least one good call each
+		e.Errorf("%d were told that the cell is full", full.Load())
+	}
+}
+
 func attachPlacesBeyondTheQuota(t directorytest.TB, h Harness) {
 	e := start(t, h)
 	yes, one := true, int64(1)
