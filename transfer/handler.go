@@ -164,6 +164,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer s.letGo(h)
 		switch op {
 		case "view/rows":
+			if r.Header.Get(formHeader) == FormBinary {
+				ctx = ContextWithBinaryRows(ctx)
+			}
 			s.stream(w, r, func(yield func(Batch) error) error { return h.view.Rows(ctx, q.Table, q.After, yield) })
 		case "view/changes":
 			s.stream(w, r, func(yield func(Batch) error) error { return h.view.Changes(ctx, q.From, yield) })
@@ -175,6 +178,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				return h.view.Fetch(ctx, q.Sets[0], yield)
 			})
 		default:
+			if r.Header.Get(digestHeader) == "" {
+				ctx = ContextWithPlainDigests(ctx)
+			}
 			ds, err := h.view.Digests(ctx, q.Sets)
 			s.answer(w, reply{Digests: ds}, err)
 		}

@@ -162,26 +162,7 @@ func (p *preparing) copy(ctx context.Context) error {
 		if st.Done {
 			continue
 		}
-		err := view.Rows(ctx, t.Name, st.After, func(b Batch) error {
-			if err := p.watch.clear(ctx); err != nil {
-				return err
-			}
-			if err := p.pace.wait(ctx, b.Count); err != nil {
-				return err
-			}
-			if err := p.imp.Copy(ctx, b); err != nil {
-				return err
-			}
-			p.report(t.Name, began, base)
-			if err := p.v.o.fault("batch"); err != nil {
-				return err
-			}
-			if !b.End && time.Since(began) > p.v.o.viewAge {
-				return errRotate
-			}
-			return nil
-		})
-		if err != nil {
+		if err := p.copyTable(ctx, view, t.Name, st.After, began, base); err != nil {
 			return err
 		}
 	}

@@ -58,6 +58,10 @@ func (s *remote) post(ctx context.Context, url, op string, q request) (*http.Res
 		return nil, fmt.Errorf("%w: %w", cells.ErrInvalid, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set(digestHeader, "1")
+	if BinaryRows(ctx) {
+		req.Header.Set(formHeader, FormBinary)
+	}
 	resp, err := s.client.Do(req)
 	if err != nil {
 		return nil, fmt.Errorf("%w: transfer: %w", cells.ErrUnavailable, err)

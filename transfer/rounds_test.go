@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/cloister-dev/cloister/cells"
 )
 
@@ -94,7 +92,7 @@ func TestNoCutBeforeTheLagIsKnown(t *testing.T) {
 func TestCallsComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &run{quit: make(chan struct{}), calls: make(chan func()), done: make(chan struct{})}
-		f := &feed{in: make(chan Batch, feedBatches), room: semaphore.NewWeighted(feedBytes), done: make(chan struct{})}
+		f := newFeed()
 		for range 3 {
 			if err := f.put(t.Context(), Batch{End: true}); err != nil {
 				t.Fatal(err)

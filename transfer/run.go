@@ -69,6 +69,10 @@ const (
 	batchCost = 256
 )
 
+func newFeed() *feed {
+	return &feed{in: make(chan Batch, feedBatches), room: semaphore.NewWeighted(feedBytes), done: make(chan struct{})}
+}
+
 func cost(b Batch) int64 { return min(int64(len(b.Data))+batchCost, feedBytes) }
 
 func (f *feed) put(ctx context.Context, b Batch) error {
@@ -91,7 +95,7 @@ func (f *feed) took(b Batch) Batch {
 func (r *run) loop(ctx context.Context) {
 	defer close(r.ended)
 	rctx, cancel := context.WithCancelCause(ctx)
-	f := &feed{in: make(chan Batch, feedBatches), room: semaphore.NewWeighted(feedBytes), done: make(chan struct{})}
+	f := newFeed()
 	from := r.imp.State().Applied
 	go func() {
 		defer close(f.done)

@@ -112,6 +112,10 @@ func digestBoth(ctx context.Context, imp Import, view View, sets []KeySet) (ours
 	if a.err != nil {
 		return nil, nil, a.err
 	}
+	if err == nil && len(ours) > 0 && len(a.ds) > 0 && ours[0].kind() != "" && a.ds[0].kind() == "" {
+		// The other side's agent is of an earlier build.
+		ours, err = imp.Digests(ContextWithPlainDigests(ctx), sets)
+	}
 	if err == nil && (len(a.ds) != len(sets) || len(ours) != len(sets)) {
 		err = fmt.Errorf("transfer: asked for %d digests, got %d and %d", len(sets), len(a.ds), len(ours))
 	}

@@ -72,7 +72,8 @@ type View interface {
 	// returns. Not for a view made by Final.
 	Changes(ctx context.Context, from Position, yield func(Batch) error) error
 	// Rows yields the rows of a table in key order, after a key (nil: from the
-	// first). The last batch has End set; an empty table is one empty batch.
+	// first). The last batch has End set; an empty table is one empty batch. The data of
+	// batches that follow one another can be joined.
 	Rows(ctx context.Context, table string, after []byte, yield func(Batch) error) error
 	// Digests returns a digest for each of sets, in order.
 	Digests(ctx context.Context, sets []KeySet) ([]Digest, error)

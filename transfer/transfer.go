@@ -128,6 +128,9 @@ type Batch struct {
 	Table string `json:"table,omitempty"`
 	// Data are rows or changes, encoded by the engine that made them.
 	Data []byte `json:"-"`
+	// Form is how rows are encoded, where the engine has several ways: "", or [FormBinary]
+	// for those that were asked for with [ContextWithBinaryRows].
+	Form string `json:"form,omitempty"`
 	// Count is the number of rows or changes in Data.
 	Count int64 `json:"count,omitempty"`
 	// LastKey is where the copy of a table goes on after this batch.

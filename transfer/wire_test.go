@@ -170,8 +170,19 @@ type fakeView struct {
 
 func (v *fakeView) Position() Position { return MakePosition(7) }
 func (v *fakeView) Close() error       { close(v.f.closed); return nil }
-func (v *fakeView) Digests(context.Context, []KeySet) ([]Digest, error) {
-	return []Digest{{Table: "t", Rows: 1, Sum: "s"}}, nil
+func (v *fakeView) Digests(ctx context.Context, _ []KeySet) ([]Digest, error) {
+	if PlainDigests(ctx) {
+		return []Digest{{Table: "t", Rows: 1, Sum: "s"}}, nil
+	}
+	return []Digest{{Table: "t", Rows: 1, Sum: "h:s"}}, nil
+}
+
+func (v *fakeView) Rows(ctx context.Context, table string, _ []byte, yield func(Batch) error) error {
+	b := Batch{Table: table, End: true}
+	if BinaryRows(ctx) {
+		b.Form = FormBinary
+	}
+	return yield(b)
 }
 
 var testMove = cells.MoveRef{ID: "m1", Tenant: "t", Source: "a", Target: "b", Base: 1}

@@ -220,16 +220,80 @@ func (t *table) lineKey(line []byte) ([]string, error) {
 	return key, nil
 }
 
-// lines cuts the output of COPY into batches of whole rows.
-type lines struct {
+// packer makes batches of whole rows.
+type packer struct {
 	t     *table
+	form  string
 	buf   []byte
 	last  int // where the last whole row in buf begins
-	scan  int // up to where buf was searched
+	scan  int // where it ends
 	count int64
+	key   func(row []byte) ([]string, error)
 	yield func(transfer.Batch) error
 	held  *transfer.Batch // kept back so that the last one can say so
 	err   error
+}
+
+// batchRows bounds the rows of one batch.
+const batchRows = 5000
+
+// row takes the row that begins where the last one ended.
+func (l *packer) row(end int) error {
+	l.last, l.scan = l.scan, end
+	if l.count++; end >= transfer.BatchBytes || l.count >= batchRows {
+		return l.flush()
+	}
+	return nil
+}
+
+func (l *packer) flush() error {
+	if l.count == 0 {
+		return nil
+	}
+	key, err := l.key(l.buf[l.last:l.scan])
+	if err != nil {
+		return err
+	}
+	b := transfer.Batch{Table: l.t.Name, Form: l.form, Data: l.buf[:l.scan:l.scan], Count: l.count, LastKey: encodeKey(key)}
+	rest := l.buf[l.scan:]
+	size := len(rest)
+	if l.scan >= transfer.BatchBytes { // more will come
+		size = max(size, transfer.BatchBytes+transfer.BatchBytes/8)
+	}
+	l.buf = append(make([]byte, 0, size), rest...)
+	l.last, l.scan, l.count = 0, 0, 0
+	if l.held != nil {
+		err = l.yield(*l.held)
+	}
+	l.held = &b
+	return err
+}
+
+// end yields what is left, marked as the last.
+func (l *packer) end() error {
+	if err := l.flush(); err != nil {
+		return err
+	}
+	if l.held == nil {
+		l.held = &transfer.Batch{Table: l.t.Name}
+	}
+	l.held.End = true
+	return l.yield(*l.held)
+}
+
+func tooLarge(t *table, n int) error {
+	return fmt.Errorf("%w: a row of table %s has %d bytes", transfer.ErrTooLarge, t.Name, n)
+}
+
+// lines cuts the output of COPY, in text, into batches of whole rows.
+type lines struct{ packer }
+
+func newLines(t *table, yield func(transfer.Batch) error) *lines {
+	return &lines{packer{t: t, yield: yield, key: func(row []byte) ([]string, error) { return t.lineKey(row[:len(row)-1]) }}}
+}
+
+func newTuples(t *table, yield func(transfer.Batch) error) *tuples {
+	return &tuples{packer: packer{t: t, form: transfer.FormBinary, yield: yield, key: t.tupleKey}}
 }
 
 // Write implements io.Writer; the error of yield ends the copy.
@@ -241,49 +305,11 @@ func (l *lines) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		if n > transfer.MaxRowBytes {
-			l.err = fmt.Errorf("%w: a row of table %s has %d bytes", transfer.ErrTooLarge, l.t.Name, n)
+			l.err = tooLarge(l.t, n)
 			return 0, l.err
 		}
-		end := l.scan + n + 1
-		l.last, l.scan = l.scan, end
-		l.count++
-		if end >= transfer.BatchBytes || l.count >= batchRows {
-			if l.err = l.flush(); l.err != nil {
-				return 0, l.err
-			}
+		if l.err = l.row(l.scan + n + 1); l.err != nil {
+			return 0, l.err
 		}
 	}
-}
-
-// batchRows bounds the rows that one import transaction writes.
-const batchRows = 5000
-
-func (l *lines) flush() error {
-	if l.count == 0 {
-		return nil
-	}
-	key, err := l.t.lineKey(l.buf[l.last : l.scan-1])
-	if err != nil {
-		return err
-	}
-	b := transfer.Batch{Table: l.t.Name, Data: l.buf[:l.scan:l.scan], Count: l.count, LastKey: encodeKey(key)}
-	l.buf = append([]byte(nil), l.buf[l.scan:]...)
-	l.last, l.scan, l.count = 0, 0, 0
-	if l.held != nil {
-		err = l.yield(*l.held)
-	}
-	l.held = &b
-	return err
-}
-
-// end yields what is left, marked as the last.
-func (l *lines) end() error {
-	if err := l.flush(); err != nil {
-		return err
-	}
-	if l.held == nil {
-		l.held = &transfer.Batch{Table: l.t.Name}
-	}
-	l.held.End = true
-	return l.yield(*l.held)
 }

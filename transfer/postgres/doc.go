@@ -72,7 +72,8 @@
 //
 // # Import
 //
-// Rows of a copy travel as COPY writes them, in text, and are read by COPY: first
+// Rows of a copy travel as COPY writes them, in binary if all columns have types that are
+// the same in every database, else in text, and are read by COPY: first
 // directly, and if a row is there already, through a temporary table and INSERT ...
 // ON CONFLICT. Changes are gathered, many transactions in one: what each key is at
 // the end is written by a few statements for each table, upserts in the order of
@@ -88,7 +89,7 @@
 // Then the agent's role needs the right to set it, and a preflight says so. The
 // guard's own triggers run always.
 //
-// All values are text. The store's connections set what text depends on (dates,
+// All other values are text. The store's connections set what text depends on (dates,
 // time zone, float digits, bytea), so that both sides read and hash the same.
 //
 // Processes take turns by an advisory lock of the connection that writes: who loses

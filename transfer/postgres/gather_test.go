@@ -197,7 +197,7 @@ func TestDecodeReadsWhatIsWritten(t *testing.T) {
 func TestLines(t *testing.T) {
 	tb := testCatalog().tables[0]
 	var got []transfer.Batch
-	l := &lines{t: tb, yield: func(b transfer.Batch) error { got = append(got, b); return nil }}
+	l := newLines(tb, func(b transfer.Batch) error { got = append(got, b); return nil })
 	in := "big\\tx\t1\\n\\\\\t\\N\tt\n" + strings.Repeat("b\tk\tn\tt\n", batchRows) + "last\tend\\b\tn\tt\n"
 	// In pieces of any size.
 	for at := 0; at < len(in); at += 7 {
@@ -227,12 +227,12 @@ func TestLines(t *testing.T) {
 	if key, err := tb.lineKey([]byte("big\\tx\t1\\n\\\\\t\\N\tt")); err != nil || key[0] != "1\n\\" {
 		t.Errorf("key %q, %v", key, err)
 	}
-	empty := &lines{t: tb, yield: func(b transfer.Batch) error {
+	empty := newLines(tb, func(b transfer.Batch) error {
 		if b.Count != 0 || !b.End {
 			t.Errorf("empty table: %+v", b)
 		}
 		return nil
-	}}
+	})
 	if err := empty.end(); err != nil {
 		t.Fatal(err)
 	}

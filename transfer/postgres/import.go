@@ -3,7 +3,6 @@
 package postgres
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -278,6 +277,13 @@ func (i *imp) Skip(ctx context.Context, pos transfer.Position) error {
 	})
 }
 
+// copyBytes bounds what one transaction copies: the fewer there are, the less of the time
+// goes into commits, and the longer an order for the fence waits for one of them.
+const copyBytes = 4 << 20
+
+// CopyBytes lets rows of several batches come in one Copy.
+func (i *imp) CopyBytes() int { return copyBytes }
+
 func (i *imp) Copy(ctx context.Context, b transfer.Batch) error {
 	t, err := i.cat.table(b.Table)
 	if err != nil {
@@ -285,7 +291,7 @@ func (i *imp) Copy(ctx context.Context, b transfer.Batch) error {
 	}
 	err = i.do(ctx, func(tx pgx.Tx, st *transfer.State) error {
 		if b.Count > 0 {
-			if err := i.copyRows(ctx, tx, t, b.Data); err != nil {
+			if err := i.copyRows(ctx, tx, t, b); err != nil {
 				return err
 			}
 		}
@@ -308,7 +314,7 @@ func (i *imp) Copy(ctx context.Context, b transfer.Batch) error {
 	return err
 }
 
-// analyze takes a table's statistics when the tenant's rows in it have become many:
+// analyze takes the statistics of a table's key when the tenant's rows in it have become many:
 // with those of before, each changed key is looked for among all of them. A role
 // that does not own the table gets a warning, and a slower move.
 func (i *imp) analyze(ctx context.Context, t *table) error {
@@ -317,15 +323,18 @@ func (i *imp) analyze(ctx context.Context, t *table) error {
 		return nil
 	}
 	i.fresh[t.Name], i.known[t.Name] = 0, i.known[t.Name]+n
-	_, err := i.conn.Exec(ctx, "ANALYZE (SKIP_LOCKED) "+t.sql())
+	_, err := i.conn.Exec(ctx, fmt.Sprintf("ANALYZE (SKIP_LOCKED) %s (%s)", t.sql(), idents(t.key)))
 	return translate(err)
 }
 
-// copyRows writes rows in COPY's text format: directly, or over what is there.
-func (i *imp) copyRows(ctx context.Context, tx pgx.Tx, t *table, data []byte) error {
+// copyRows writes rows in one of COPY's formats: directly, or over what is there.
+func (i *imp) copyRows(ctx context.Context, tx pgx.Tx, t *table, b transfer.Batch) error {
+	if err := t.knownForm(b.Form); err != nil {
+		return err
+	}
 	if !i.upsert[t.Name] {
 		err := savepoint(ctx, tx, func() error {
-			_, err := tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(data), fmt.Sprintf("COPY %s (%s) FROM STDIN", t.sql(), idents(t.names())))
+			_, err := tx.Conn().PgConn().CopyFrom(ctx, copyReader(b.Form, b.Data), fmt.Sprintf("COPY %s (%s) FROM STDIN%s", t.sql(), idents(t.names()), copyOptions(b.Form)))
 			return err
 		})
 		if sqlState(err) != stateUnique {
@@ -336,7 +345,7 @@ func (i *imp) copyRows(ctx context.Context, tx pgx.Tx, t *table, data []byte) er
 	if _, err := tx.Exec(ctx, fmt.Sprintf("CREATE TEMPORARY TABLE cell_rows ON COMMIT DROP AS SELECT %s FROM %s WHERE false", idents(t.names()), t.sql())); err != nil {
 		return err
 	}
-	if _, err := tx.Conn().PgConn().CopyFrom(ctx, bytes.NewReader(data), fmt.Sprintf("COPY pg_temp.cell_rows (%s) FROM STDIN", idents(t.names()))); err != nil {
+	if _, err := tx.Conn().PgConn().CopyFrom(ctx, copyReader(b.Form, b.Data), fmt.Sprintf("COPY pg_temp.cell_rows (%s) FROM STDIN%s", idents(t.names()), copyOptions(b.Form))); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, fmt.Sprintf("%s SELECT %s FROM pg_temp.cell_rows%s", t.insertHead(), idents(t.names()), t.upsertTail()))
@@ -504,7 +513,7 @@ func (i *imp) Fill(ctx context.Context, set transfer.KeySet, batches []transfer.
 		}
 		for _, b := range batches {
 			if b.Count > 0 {
-				if err := i.copyRows(ctx, tx, t, b.Data); err != nil {
+				if err := i.copyRows(ctx, tx, t, b); err != nil {
 					return err
 				}
 			}

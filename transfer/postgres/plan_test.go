@@ -72,7 +72,8 @@ func TestKeysAreLookedUpByTheKey(t *testing.T) {
 	}
 	source := items.keyed(items.unnest(items.keyAt, 1), "big")
 	for _, q := range []string{
-		items.digestKeysSQL("big"),
+		items.digestKeysSQL(false, "big"),
+		items.digestKeysSQL(true, "big"),
 		"UPDATE " + items.sql() + " AS t SET v = 'y' FROM " + source + " WHERE " + items.onKey(),
 		"DELETE FROM " + items.sql() + " AS t USING " + source + " WHERE " + items.onKey(),
 	} {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 
@@ -162,15 +163,24 @@ func (v *view) Rows(ctx context.Context, name string, after []byte, yield func(t
 			where += fmt.Sprintf(" AND (%s) > (%s)", idents(t.keys), list(key, ", ", func(i int, k string) string { return literal(k) + "::" + t.cols[t.keyAt[i]].typ }))
 		}
 	}
-	l := &lines{t: t, yield: yield}
-	_, err = v.conn.Conn().PgConn().CopyTo(ctx, l, fmt.Sprintf("COPY (SELECT %s FROM %s WHERE %s%s) TO STDOUT", idents(t.names()), t.sql(), where, order))
-	if l.err != nil {
-		return l.err
+	query := fmt.Sprintf("COPY (SELECT %s FROM %s WHERE %s%s) TO STDOUT", idents(t.names()), t.sql(), where, order)
+	copied := func(l io.Writer, failed *error, end func() error) error {
+		_, err := v.conn.Conn().PgConn().CopyTo(ctx, l, query)
+		if *failed != nil {
+			return *failed
+		}
+		if err != nil {
+			return v.explain(ctx, v.lost(err))
+		}
+		return end()
 	}
-	if err != nil {
-		return v.explain(ctx, v.lost(err))
+	if transfer.BinaryRows(ctx) && t.binary() {
+		query += copyOptions(transfer.FormBinary)
+		l := newTuples(t, yield)
+		return copied(l, &l.err, l.end)
 	}
-	return l.end()
+	l := newLines(t, yield)
+	return copied(l, &l.err, l.end)
 }
 
 func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transfer.Batch) error) error {
@@ -178,7 +188,7 @@ func (v *view) Fetch(ctx context.Context, set transfer.KeySet, yield func(transf
 	if err != nil {
 		return err
 	}
-	l := &lines{t: t, yield: yield}
+	l := newLines(t, yield)
 	for at := 0; at < len(keys); at += 500 {
 		part := keys[at:min(len(keys), at+500)]
 		from := fmt.Sprintf("%s AS t WHERE t.%s", t.sql(), t.where(v.m.Tenant))
