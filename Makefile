@@ -76,6 +76,9 @@ bench-campaign: build postgres ## moves a second of campaigns of many small tena
 	$(BIN)/cell bench campaign --store sqlite
 	$(BIN)/cell bench campaign --store postgres
 
+bench-copy: build postgres ## rows of a large tenant from one Postgres database to another, beside psql's COPY (ROWS=1000000)
+	$(BIN)/cell bench copy --rows $(or $(ROWS),1000000)
+
 bench-fence: postgres ## candidates for the fence's locking, side by side
 	$(GO) test ./guard/postgres -run '^$$' -bench BenchmarkFence -benchtime 2s -count 5
 

@@ -22,7 +22,7 @@ func (a *app) benchCmd() *cobra.Command {
 		Use: "bench", Short: "Measure a fleet as its clients see it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	c.AddCommand(a.benchMoveCmd(), a.benchCampaignCmd())
+	c.AddCommand(a.benchMoveCmd(), a.benchCampaignCmd(), a.benchCopyCmd())
 	return c
 }
 
@@ -56,6 +56,8 @@ an answer that a client had during the cut.`,
 	f.IntVar(&run.Size, "size", 200, "bytes of a row's value")
 	f.IntVar(&run.Clients, "clients", 16, "clients of the moving tenant")
 	f.DurationVar(&run.Think, "think", 0, "pause of each client between two requests; 0 saturates the machine")
+	f.Float64Var(&run.Rate, "rate", 0, "requests a second of all clients of the moving tenant together; 0 is as many as are answered")
+	f.IntVar(&run.WriteShare, "writes", 50, "of a hundred requests, how many write")
 	f.IntVar(&run.Moves, "moves", 20, "moves, back and forth")
 	f.IntVar(&run.OtherPerCell, "others", 2, "other tenants in each cell")
 	f.IntVar(&replicas, "replicas", 1, "processes of each cell")
@@ -114,11 +116,7 @@ func (a *app) benchFleet(ctx context.Context, store string, replicas int, direct
 		end()
 		return nil, nil, nil, nil, err
 	}
-	step = func(s string) {
-		if !a.json {
-			fmt.Fprintf(a.err, "%s  %s\n", time.Now().Format("15:04:05"), s)
-		}
-	}
+	step = a.benchStep
 	cfg := fleet.Config{Name: "bench", Listen: "127.0.0.1:0", Store: store,
 		Cells: []fleet.Cell{{Name: "cell-a", Replicas: replicas}, {Name: "cell-b", Replicas: replicas}}}
 	if f, err = fleet.Start(ctx, cfg, fleet.Options{Dir: dir, Log: a.log, OnStep: step, DirectoryArgs: directoryArgs}); err != nil {
@@ -134,6 +132,13 @@ func (a *app) benchFleet(ctx context.Context, store string, replicas int, direct
 		return nil, nil, nil, nil, err
 	}
 	return f, cl, step, end, nil
+}
+
+// benchStep tells what a bench is doing.
+func (a *app) benchStep(s string) {
+	if !a.json {
+		fmt.Fprintf(a.err, "%s  %s\n", time.Now().Format("15:04:05"), s)
+	}
 }
 
 func printMoveReport(w io.Writer, store string, r *load.MoveReport) error {

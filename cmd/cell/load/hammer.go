@@ -44,6 +44,10 @@ type Hammer struct {
 	WriteShare int
 	// Pause between two requests of one client; 0 is none.
 	Pause time.Duration
+	// Rate is how many requests a second all clients send together, each by a timetable
+	// of its own: who was kept waiting sends the next at once, until it has caught up or
+	// is more than a second behind. 0 is as many as there are answers, less the pauses.
+	Rate float64
 	// Namespace of the keys; "" means "hammer".
 	Namespace string
 
@@ -70,7 +74,12 @@ func (h *Hammer) Run(ctx context.Context) {
 
 func (h *Hammer) client(ctx context.Context, id int) {
 	rng := rand.New(rand.NewPCG(uint64(id), 7))
-	for n := 0; ctx.Err() == nil; n++ {
+	due := timetable{}
+	if h.Rate > 0 {
+		due.every = time.Duration(float64(h.Clients) / h.Rate * float64(time.Second))
+		due.next = time.Now().Add(due.every * time.Duration(id) / time.Duration(h.Clients))
+	}
+	for n := 0; due.wait(ctx); n++ {
 		op := Op{Client: id, Key: fmt.Sprintf("k%d", rng.IntN(h.Keys)), Write: rng.IntN(100) < h.WriteShare}
 		// The request is not cut off at the end of the run: its outcome would be unknown.
 		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 60*time.Second)
@@ -107,6 +116,33 @@ func (h *Hammer) client(ctx context.Context, id int) {
 			case <-time.After(h.Pause):
 			}
 		}
+	}
+}
+
+// timetable says when the next request of a client is due; the zero value: at once.
+type timetable struct {
+	every time.Duration
+	next  time.Time
+}
+
+// wait waits for the next request to be due; false when ctx has ended.
+func (t *timetable) wait(ctx context.Context) bool {
+	if t.every == 0 {
+		return ctx.Err() == nil
+	}
+	left := time.Until(t.next)
+	if left < -time.Second {
+		t.next = time.Now()
+	}
+	t.next = t.next.Add(t.every)
+	if left <= 0 {
+		return ctx.Err() == nil
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(left):
+		return true
 	}
 }
 

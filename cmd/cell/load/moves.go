@@ -55,8 +55,12 @@ type MoveRun struct {
 	Cells      [2]string
 	Rows, Size int
 	Clients    int
-	// Think is how long each of them pauses between two requests; 0 is not at all.
-	Think        time.Duration
+	// Think is how long each of them pauses between two requests; 0 is not at all. Rate
+	// is how many requests a second they send together; 0 is as many as are answered.
+	Think time.Duration
+	Rate  float64
+	// WriteShare is how many of a hundred requests write; 0 means 50.
+	WriteShare   int
 	Moves        int
 	OtherClients int
 	OtherPerCell int
@@ -118,7 +122,7 @@ func (m MoveRun) Run(ctx context.Context) (*MoveReport, error) {
 	if err := moving.Fill(ctx, "bulk", m.Rows, m.Size, func(int) {}); err != nil {
 		return rep, err
 	}
-	main := &Hammer{Client: moving, Clients: m.Clients, Keys: 200, Pause: m.Think}
+	main := &Hammer{Client: moving, Clients: m.Clients, Keys: 200, Pause: m.Think, Rate: m.Rate, WriteShare: m.WriteShare}
 
 	hammering, stop := context.WithCancel(ctx)
 	defer stop()
