@@ -64,6 +64,12 @@ postgres: ## install Debian's Postgres server if it is missing
 clickhouse: ## install Debian's ClickHouse server if it is missing
 	@scripts/need-clickhouse
 
+nginx: ## install Debian's nginx if it is missing
+	@scripts/need-nginx
+
+haproxy: ## install Debian's HAProxy if it is missing
+	@scripts/need-haproxy
+
 languages: ## install what the examples in Python and Node need
 	@scripts/need-python
 	@scripts/need-node
@@ -82,8 +88,14 @@ bench-copy: build postgres ## rows of a large tenant from one Postgres database 
 bench-fence: postgres ## candidates for the fence's locking, side by side
 	$(GO) test ./guard/postgres -run '^$$' -bench BenchmarkFence -benchtime 2s -count 5
 
-bench-edge: ## the edge beside httputil.ReverseProxy
-	$(GO) test ./edge -run '^$$' -bench BenchmarkEdge -benchmem -count 7
+bench-edge: nginx haproxy ## HTTP/1.1: CPU per request of the edge beside nginx, HAProxy and httputil.ReverseProxy (ROUNDS=7 REQUESTS=10000)
+	$(GO) build -trimpath -o $(BIN)/edgebench ./cmd/edgebench
+	$(BIN)/edgebench http --rounds $(or $(ROUNDS),7) --requests $(or $(REQUESTS),10000)
+
+bench-edge-grpc: nginx haproxy ## the same for gRPC over HTTP/2, and for TLS 1.3
+	$(GO) build -trimpath -o $(BIN)/edgebench ./cmd/edgebench
+	$(BIN)/edgebench grpc --rounds $(or $(ROUNDS),7) --requests $(or $(REQUESTS),10000)
+	$(BIN)/edgebench tls --rounds $(or $(ROUNDS),7) --requests $(or $(REQUESTS),10000)
 
 bench-plan: ## what a plan for a million tenants costs, by policy
 	$(GO) test ./cells -run '^$$' -bench BenchmarkPlan -benchtime 3x
@@ -112,4 +124,4 @@ fuzz: ## every fuzz target for a while (FUZZTIME=30s)
 clean: ## remove what was built and the dev fleet's state
 	rm -rf $(BIN) .cell .cell-postgres
 
-.PHONY: adoption bench-directory claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-campaign bench-fence bench-edge bench-plan bench-compare allocs keep-allocs faults schedules fuzz clean
+.PHONY: adoption bench-directory claimers help build demo demo-postgres test test-quick lint docs postgres clickhouse languages bench-move bench-campaign bench-fence bench-edge bench-plan bench-compare allocs keep-allocs faults schedules fuzz clean nginx haproxy bench-edge-grpc
