@@ -20,6 +20,7 @@ type Mover struct {
 	ctx    context.Context // ends with Close
 	stop   context.CancelCauseFunc
 	wg     sync.WaitGroup
+	asked  asked
 
 	mu     sync.Mutex // guards runs and closed
 	runs   map[cells.MoveID]*followed
@@ -63,12 +64,25 @@ func (v *Mover) Close() error {
 }
 
 // Source implements Agent.
-func (v *Mover) Source() Source { return v.source }
+func (v *Mover) Source() Source { return surveyedSource{v.source, &v.asked} }
 
-// Survey implements Agent.
+// Survey implements Agent. It asks the store; what it hears is kept for a moment, for the
+// move that the context names ([ContextForMove]).
 func (v *Mover) Survey(ctx context.Context, tenant cells.TenantID) (Survey, error) {
 	if err := tenant.Validate(); err != nil {
 		return Survey{}, err
+	}
+	out, err := v.sink.Survey(ctx, tenant)
+	if err == nil {
+		v.asked.keep(ctx, tenant, out)
+	}
+	return out, err
+}
+
+// surveyed is the survey of this side for a move that is prepared.
+func (v *Mover) surveyed(ctx context.Context, tenant cells.TenantID) (Survey, error) {
+	if out, ok := v.asked.take(ctx, tenant); ok {
+		return out, nil
 	}
 	return v.sink.Survey(ctx, tenant)
 }

@@ -92,7 +92,7 @@ func (p *preparing) attempt(ctx context.Context) (out cells.Prediction, err erro
 	var oerr, terr error
 	var wg sync.WaitGroup
 	sctx := ContextForMove(ctx, p.m)
-	wg.Go(func() { ours, oerr = p.v.sink.Survey(sctx, p.m.Tenant) })
+	wg.Go(func() { ours, oerr = p.v.surveyed(sctx, p.m.Tenant) })
 	wg.Go(func() { theirs, terr = p.src.Survey(sctx, p.m.Tenant) })
 	wg.Wait()
 	if err := errors.Join(oerr, terr); err != nil {

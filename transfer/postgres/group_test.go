@@ -107,7 +107,9 @@ func TestGroupStall(t *testing.T) {
 	}
 	waitFor(t, "the member that stalls to get a slot of its own", func() bool {
 		write()
-		return a.count(countSlots) == 2
+		// The slot is there a moment before the member is said to have it.
+		h, err := a.store.Check(ctx, groupMove(1), transfer.Limits{})
+		return err == nil && h.Shared == 1 && a.count(countSlots) == 2
 	})
 	if h, err := a.store.Check(ctx, groupMove(1), transfer.Limits{}); err != nil || h.Shared != 1 {
 		t.Errorf("the other: %+v, %v", h, err)

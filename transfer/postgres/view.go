@@ -55,7 +55,7 @@ func (s *Store) View(ctx context.Context, m cells.MoveRef) (transfer.View, error
 }
 
 // Final implements transfer.Source. Nothing of the tenant can commit between the
-// message and the snapshot: the fence is closed, and the events are paused.
+// message and the snapshot, in either order: the fence is closed, and the events are paused.
 func (s *Store) Final(ctx context.Context, m cells.MoveRef) (transfer.View, error) {
 	f, err := s.cfg.Keeper.Fence(ctx, m.Tenant)
 	if err != nil && !errors.Is(err, cells.ErrNotFound) {
@@ -64,14 +64,25 @@ func (s *Store) Final(ctx context.Context, m cells.MoveRef) (transfer.View, erro
 	if f.Open || f.Epoch != m.CloseEpoch() || f.Move != m.ID {
 		return nil, fmt.Errorf("%w: transfer/postgres: the fence of tenant %s is not closed at epoch %d by move %s", cells.ErrNotApplicable, m.Tenant, m.CloseEpoch(), m.ID)
 	}
-	at, err := s.message(ctx, m.ID)
+	// Beside each other: both are behind the closed fence, whichever comes first.
+	type written struct {
+		at  pglogrepl.LSN
+		err error
+	}
+	message := make(chan written, 1)
+	go func() {
+		at, err := s.message(ctx, m.ID)
+		message <- written{at, err}
+	}()
+	v, err := s.openView(ctx, m, 0, "SELECT 1")
+	w := <-message
+	if err == nil && w.err != nil {
+		err = errors.Join(w.err, v.Close())
+	}
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.openView(ctx, m, at, "SELECT 1")
-	if err != nil {
-		return nil, err
-	}
+	v.at = w.at
 	return v, nil
 }
 
