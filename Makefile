@@ -82,6 +82,9 @@ bench-campaign: build postgres ## moves a second of campaigns of many small tena
 	$(BIN)/cell bench campaign --store sqlite
 	$(BIN)/cell bench campaign --store postgres
 
+bench-pause: build postgres ## pauses over {1e3, 1e5, 1e6} rows x {10, 1000, max} writes a second on both stores; writes docs/pause.svg (more than an hour)
+	$(BIN)/cell bench pause --out docs/pause.svg
+
 bench-copy: build postgres ## rows of a large tenant from one Postgres database to another, beside psql's COPY (ROWS=1000000)
 	$(BIN)/cell bench copy --rows $(or $(ROWS),1000000)
 
