@@ -245,6 +245,37 @@ func (s *schedule) restart(ctx context.Context, c *cell) {
 	s.w.note("%s is up", c.id)
 }
 
+// revive starts what is dead.
+func (s *schedule) revive(ctx context.Context) {
+	for _, c := range s.w.cells {
+		if c.process() == nil {
+			s.restart(ctx, c)
+		}
+	}
+}
+
+// ends reports whether everything comes to its end that the drivers have begun. What was
+// about to die when all was healed is started again: what is decided waits for it.
+func (s *schedule) ends(ctx context.Context) bool {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.w.wg.Wait()
+	}()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		s.revive(ctx)
+		select {
+		case <-done:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+}
+
 // settle heals everything and resumes until there is nothing left to do.
 func (s *schedule) settle(ctx context.Context) bool {
 	w := s.w
@@ -257,13 +288,14 @@ func (s *schedule) settle(ctx context.Context) bool {
 	for _, c := range w.cells {
 		if p := c.process(); p != nil {
 			p.dieAt("")
-		} else {
-			s.restart(ctx, c)
 		}
 	}
-	w.wg.Wait() // what the drivers have begun comes to its end
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	if !s.ends(ctx) {
+		s.wrong("what the drivers have begun does not come to its end")
+		return false
+	}
 	d := s.drivers[0]
 	for _, b := range s.books {
 		for {
@@ -272,11 +304,7 @@ func (s *schedule) settle(ctx context.Context) bool {
 				s.res.Moved += int(r.Epoch-1) / 2
 				break
 			}
-			for _, c := range w.cells {
-				if c.process() == nil { // it was about to die
-					s.restart(ctx, c)
-				}
-			}
+			s.revive(ctx)
 			var rerr error
 			if _, held := r.Held(); held {
 				_, rerr = d.ctrl.CloseWindow(ctx, b.tenant, "the schedule is over", d.name)
