@@ -32,7 +32,7 @@ func (r *refusal) Error() string { return r.err.Error() }
 
 // hammer writes new keys until ctx ends.
 func (w *world) hammer(ctx context.Context, b *books, client int) {
-	pace := time.NewTicker(2 * time.Millisecond)
+	pace := time.NewTicker(8 * time.Millisecond)
 	defer pace.Stop()
 	for n := 0; ctx.Err() == nil; n++ {
 		key := fmt.Sprintf("%d-%d", client, n)

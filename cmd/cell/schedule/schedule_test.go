@@ -43,7 +43,7 @@ func TestSchedules(t *testing.T) {
 	var next, moved, undone, crashes, acked, ended atomic.Int64
 	var wg sync.WaitGroup
 	begun := time.Now()
-	for range 6 { // a schedule mostly waits
+	for range 16 { // a schedule mostly waits
 		wg.Go(func() {
 			for i := uint64(next.Add(1)); i <= n && !t.Failed(); i = uint64(next.Add(1)) {
 				r, err := schedule.Run(t.Context(), dir, first+i-1, "")
