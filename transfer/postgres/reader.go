@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -125,17 +126,29 @@ func (r *reader) open(ctx context.Context, start pglogrepl.LSN, seize bool) erro
 func (r *reader) read(ctx context.Context) error {
 	defer hangUp(r.conn)
 	defer r.farewell()
+	// A context for each message would cost more than most messages do.
+	wire := r.conn.Conn()
+	defer context.AfterFunc(ctx, func() { _ = wire.SetReadDeadline(time.Unix(1, 0)) })()
+	var until time.Time
 	for {
 		if err := r.status(ctx, false); err != nil {
 			return err
 		}
-		rctx, cancel := context.WithTimeout(ctx, receiveStep)
-		msg, err := r.conn.ReceiveMessage(rctx)
-		cancel()
+		if left := time.Until(until); left < receiveStep/2 {
+			until = time.Now().Add(receiveStep)
+			if err := wire.SetReadDeadline(until); err != nil {
+				return translate(err)
+			}
+		}
+		if ctx.Err() != nil { // it may have ended before the deadline was set
+			return context.Cause(ctx)
+		}
+		msg, err := r.conn.ReceiveMessage(context.Background())
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err != nil && pgconn.Timeout(err):
+		case err != nil && timedOut(err):
+			until = time.Time{}
 			continue
 		case err != nil:
 			return translate(err)
@@ -149,6 +162,11 @@ func (r *reader) read(ctx context.Context) error {
 			return translate(pgconn.ErrorResponseToPgError(msg))
 		}
 	}
+}
+
+func timedOut(err error) bool {
+	var n net.Error
+	return errors.As(err, &n) && n.Timeout()
 }
 
 // status tells the server what the targets have applied.
