@@ -88,6 +88,9 @@ bench-pause: build postgres ## pauses over {1e3, 1e5, 1e6} rows x {10, 1000, max
 bench-copy: build postgres ## rows of a large tenant from one Postgres database to another, beside psql's COPY (ROWS=1000000)
 	$(BIN)/cell bench copy --rows $(or $(ROWS),1000000)
 
+bench-catchup: build postgres ## changes of a tenant applied at the other cell, beside a native subscription and decoding alone
+	$(BIN)/cell bench catchup
+
 bench-fence: postgres ## candidates for the fence's locking, side by side
 	$(GO) test ./guard/postgres -run '^$$' -bench BenchmarkFence -benchtime 2s -count 5
 

@@ -22,7 +22,7 @@ func (a *app) benchCmd() *cobra.Command {
 		Use: "bench", Short: "Measure a fleet as its clients see it", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	c.AddCommand(a.benchMoveCmd(), a.benchCampaignCmd(), a.benchCopyCmd(), a.benchPauseCmd())
+	c.AddCommand(a.benchMoveCmd(), a.benchCampaignCmd(), a.benchCopyCmd(), a.benchCatchUpCmd(), a.benchPauseCmd())
 	return c
 }
 

@@ -75,3 +75,54 @@ func printCopyReport(w io.Writer, r *rows.CopyReport) error {
 		ratio(func(x rows.Round) time.Duration { return x.Copied }), ratio(func(x rows.Round) time.Duration { return x.Whole }))
 	return nil
 }
+
+func (a *app) benchCatchUpCmd() *cobra.Command {
+	b := rows.Bench{}
+	var changes int
+	c := &cobra.Command{
+		Use:   "catchup",
+		Short: "Apply a backlog of changes, beside a native subscription and beside decoding alone",
+		Long: `Make a Postgres cluster in a folder of its own, fill a tenant among others, prepare a move of
+it, and change its rows one by one, each in a transaction of its own. That backlog is
+taken by the target's agent over mutual TLS, by a subscription of the server with a row
+filter, and by pg_recvlogical, which throws it away; each way has a slot of its own. They
+take turns, and nothing else runs.`,
+		Example: "  cell bench catchup --changes 100000",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := benchFlags(fleet.StorePostgres, map[string]int{"rows": b.Rows, "size": b.Size, "rounds": b.Rounds, "changes": changes}); err != nil {
+				return err
+			}
+			b.Log, b.OnStep = a.log, a.benchStep
+			rep, err := b.CatchUp(cmd.Context(), changes)
+			return benchResult(a, rep, err, rep != nil && len(rep.Move) > 0, func(w io.Writer) error { return printCatchUpReport(w, rep) })
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&b.Rows, "rows", 100_000, "rows of the tenant; two others have a tenth as many each")
+	f.IntVar(&b.Size, "size", 200, "bytes of a row's text")
+	f.IntVar(&b.Rounds, "rounds", 7, "how often each way is measured")
+	f.IntVar(&changes, "changes", 100_000, "single-row updates in each round")
+	return c
+}
+
+func printCatchUpReport(w io.Writer, r *rows.CatchUpReport) error {
+	n := float64(r.Changes)
+	fmt.Fprintf(w, "%d updates of single rows of %d bytes, medians of %d rounds, taking turns\n", r.Changes, r.Size, len(r.Move))
+	lines := [][]string{{"", "changes/s", "CPU a change", "move / this, changes/s"}}
+	for _, way := range []struct {
+		name string
+		took []rows.Catching
+	}{{"move", r.Move}, {"native subscription", r.Native}, {"decoding alone", r.Decode}} {
+		var took, cpu, ratio []time.Duration
+		for i, x := range way.took {
+			took, cpu = append(took, x.Took), append(cpu, x.CPU)
+			if i < len(r.Move) {
+				ratio = append(ratio, time.Duration(float64(x.Took)/float64(r.Move[i].Took)*1e6))
+			}
+		}
+		lines = append(lines, []string{way.name, fmt.Sprintf("%.0f", n/load.Percentile(took, 50).Seconds()), fmt.Sprintf("%.2fµs", float64(load.Percentile(cpu, 50).Microseconds())/n),
+			fmt.Sprintf("%.2f", float64(load.Percentile(ratio, 50))/1e6)})
+	}
+	return table(w, lines)
+}

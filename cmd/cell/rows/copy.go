@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/cloister-dev/cloister/cells"
 	"github.com/cloister-dev/cloister/transfer"
 )
@@ -102,11 +104,8 @@ func (p *pair) measured(ctx context.Context, into string, f func() (copied time.
 	if err := p.same(ctx, into); err != nil {
 		return x, err
 	}
-	// The fence refuses TRUNCATE, and the table must not have grown for the next one.
-	for _, q := range []string{"ALTER TABLE item DISABLE TRIGGER zz_cell_guard_truncate", "TRUNCATE " + into, "ALTER TABLE item ENABLE ALWAYS TRIGGER zz_cell_guard_truncate"} {
-		if _, err := p.to.pool.Exec(ctx, q); err != nil {
-			return x, err
-		}
+	if err := p.empty(ctx, into); err != nil {
+		return x, err
 	}
 	if forget != nil {
 		err = forget()
@@ -114,15 +113,30 @@ func (p *pair) measured(ctx context.Context, into string, f func() (copied time.
 	return x, err
 }
 
+// empty empties a table of the target. The guard refuses TRUNCATE, and the table must not
+// have grown for the next round.
+func (p *pair) empty(ctx context.Context, into string) error {
+	for _, q := range []string{"ALTER TABLE item DISABLE TRIGGER zz_cell_guard_truncate", "TRUNCATE " + into, "ALTER TABLE item ENABLE ALWAYS TRIGGER zz_cell_guard_truncate"} {
+		if _, err := p.to.pool.Exec(ctx, q); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 const checksum = "SELECT count(*)::text || ' ' || coalesce(sum(hashtextextended(ROW(t.*)::text, 0)), 0)::text FROM %s AS t WHERE tenant = $1"
 
 // same fails unless the rows of the tenant are the same on both sides.
 func (p *pair) same(ctx context.Context, into string) error {
+	return sameRows(ctx, p.from.pool, p.to.pool, into)
+}
+
+func sameRows(ctx context.Context, from, to *pgxpool.Pool, into string) error {
 	var want, got string
-	if err := p.from.pool.QueryRow(ctx, fmt.Sprintf(checksum, "item"), string(tenant)).Scan(&want); err != nil {
+	if err := from.QueryRow(ctx, fmt.Sprintf(checksum, "item"), string(tenant)).Scan(&want); err != nil {
 		return err
 	}
-	if err := p.to.pool.QueryRow(ctx, fmt.Sprintf(checksum, into), string(tenant)).Scan(&got); err != nil {
+	if err := to.QueryRow(ctx, fmt.Sprintf(checksum, into), string(tenant)).Scan(&got); err != nil {
 		return err
 	}
 	if want != got {
@@ -131,17 +145,19 @@ func (p *pair) same(ctx context.Context, into string) error {
 	return nil
 }
 
-// psql pipes one psql's binary COPY into another's.
-func (p *pair) psql(ctx context.Context) error {
-	out := exec.CommandContext(ctx, "psql", "-X", "-q", "-d", p.from.url, "-c", fmt.Sprintf("COPY (SELECT * FROM item WHERE tenant = '%s') TO STDOUT (FORMAT binary)", tenant))
-	in := exec.CommandContext(ctx, "psql", "-X", "-q", "-d", p.to.url, "-c", "COPY bare FROM STDIN (FORMAT binary)")
+func (p *pair) psql(ctx context.Context) error { return pipe(ctx, p.from.url, p.to.url, "bare") }
+
+// pipe pipes one psql's binary COPY of the tenant's rows into another's.
+func pipe(ctx context.Context, from, to, into string) error {
+	out := exec.CommandContext(ctx, "psql", "-X", "-q", "-d", from, "-c", fmt.Sprintf("COPY (SELECT * FROM item WHERE tenant = '%s') TO STDOUT (FORMAT binary)", tenant))
+	in := exec.CommandContext(ctx, "psql", "-X", "-q", "-d", to, "-c", "COPY "+into+" FROM STDIN (FORMAT binary)")
 	var outErr, inErr strings.Builder
 	out.Stderr, in.Stderr = &outErr, &inErr
-	pipe, err := out.StdoutPipe()
+	stream, err := out.StdoutPipe()
 	if err != nil {
 		return err
 	}
-	in.Stdin = pipe
+	in.Stdin = stream
 	if err := out.Start(); err != nil {
 		return err
 	}

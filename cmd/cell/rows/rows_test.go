@@ -29,6 +29,21 @@ func TestCopy(t *testing.T) {
 	}
 }
 
+func TestCatchUp(t *testing.T) {
+	if _, err := pgcluster.BinDir(); err != nil {
+		t.Skip(err)
+	}
+	rep, err := Bench{Rows: 500, Size: 100, Rounds: 2, Log: slog.New(slog.DiscardHandler), OnStep: func(string) {}}.CatchUp(t.Context(), 300)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, way := range [][]Catching{rep.Move, rep.Native, rep.Decode} {
+		if len(way) != 2 || way[0].Took <= 0 || way[1].Took <= 0 {
+			t.Errorf("%+v", rep)
+		}
+	}
+}
+
 func TestTreeTime(t *testing.T) {
 	if _, err := treeTime(1 << 30); err == nil {
 		t.Error("a process that is not there has taken time")
