@@ -84,6 +84,11 @@ type Config struct {
 	// IdleTimeout closes connections without a request; default 2 min.
 	IdleTimeout time.Duration
 
+	// FastPath forwards the HTTP/1.1 requests that are common and unambiguous past
+	// net/http (package fastpath), on the listeners without TLS. It stays off with
+	// TrustedProxies, and in front of whole deployments.
+	FastPath bool
+
 	// HTTP2ToCells sends requests that came by HTTP/2 to the cells by HTTP/2. Without
 	// it only gRPC goes that way: every service speaks HTTP/1.1.
 	HTTP2ToCells bool

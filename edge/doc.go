@@ -73,6 +73,14 @@
 // process had not reported is lost, and the driver's own pause is charged if no other
 // edge has reported.
 //
+// # The fast path
+//
+// With Config.FastPath the public listeners without TLS give their connections to
+// package fastpath first. It forwards what is common and unambiguous with the same
+// decisions, headers and counts, and hands every other connection to net/http with the
+// bytes that it has read: what it cannot read in one way alone, what has to wait, what a
+// gate has refused. Its records in the log lack the client's address.
+//
 // # What is changed on the way
 //
 // The method, the raw path and query, the Host, the body and its trailers go as the

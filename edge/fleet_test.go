@@ -140,6 +140,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 
 // config fills in what tests do not care about.
 func (f *fleet) config(cfg edge.Config) edge.Config {
+	cfg.FastPath = cfg.FastPath || os.Getenv("EDGE_FAST_PATH") == "on"
 	if cfg.Extractors == nil {
 		cfg.Extractors = []extract.Spec{{Header: "X-Tenant"}, {Path: "/t/{tenant}/", Strip: true}, {Host: "{tenant}.localhost"}}
 	}

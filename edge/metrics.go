@@ -20,6 +20,7 @@ type metrics struct {
 	unrepeatable prometheus.Counter
 	byDefault    prometheus.Counter
 	rules        *prometheus.CounterVec
+	fast, handed prometheus.Counter
 }
 
 func newMetrics(s *Server) *metrics {
@@ -40,10 +41,14 @@ func newMetrics(s *Server) *metrics {
 		rules: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cell_edge_rules_total",
 			Help: "Requests in front of whole deployments, by the rule that decided: own, host, before, scim, issuer, first; none before the directory was read."}, []string{"rule"}),
 	}
+	m.fast = prometheus.NewCounter(prometheus.CounterOpts{Name: "cell_edge_fast_path_requests_total",
+		Help: "Requests that the fast path carried out."})
+	m.handed = prometheus.NewCounter(prometheus.CounterOpts{Name: "cell_edge_fast_path_handed_over_total",
+		Help: "Connections that the fast path gave to net/http, at any of their requests."})
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
 	}
-	m.registry.MustRegister(m.requests, m.duration, m.held, m.retries, m.unrepeatable, m.byDefault, m.rules,
+	m.registry.MustRegister(m.requests, m.duration, m.held, m.retries, m.unrepeatable, m.byDefault, m.rules, m.fast, m.handed,
 		gauge("cell_edge_held", "Requests that wait now.", func() float64 { n, _ := s.room.Held(); return float64(n) }),
 		gauge("cell_edge_held_bytes", "Bytes that waiting requests count for.", func() float64 { _, b := s.room.Held(); return float64(b) }),
 		gauge("cell_edge_active", "Requests that have not ended.", func() float64 { return float64(s.active.Load()) }),

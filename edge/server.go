@@ -49,6 +49,7 @@ type Server struct {
 	tokens  *tokens
 	metrics *metrics
 	vitals  vitals.Recorder
+	fast    *fast         // nil when it is off
 	unknown *rate.Limiter // reads of the table for tenants without a route
 	log     *slog.Logger
 	debug   *log.Logger // for what net/http has to say
@@ -100,6 +101,9 @@ func newServer(cfg Config, routes Routes, topo topology.View, list *extract.List
 	s.streams, s.endStreams = context.WithCancelCause(context.Background())
 	s.calls, s.endCalls = context.WithCancelCause(context.Background())
 	s.metrics = newMetrics(s)
+	if cfg.FastPath && list != nil && len(cfg.TrustedProxies) == 0 {
+		s.fast = newFast(s)
+	}
 	return s, nil
 }
 
@@ -200,6 +204,9 @@ func (s *Server) Run(ctx context.Context) error {
 	base, cut := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cut(errEnding)
 	front := s.httpServer(s.Handler(), base)
+	if secure != nil {
+		front.TLSConfig = s.cfg.TLS.Clone()
+	}
 	back := s.httpServer(s.AdminHandler(), base)
 	failed := make(chan error, len(public)+2)
 	var serving sync.WaitGroup
@@ -210,11 +217,22 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		})
 	}
+	if s.fast != nil {
+		serve("fast path", func() error { return front.Serve(s.fast.over) })
+	}
 	for _, l := range public {
-		serve("public listener "+l.Addr().String(), func() error { return front.Serve(l) })
+		serve("public listener "+l.Addr().String(), func() error {
+			if s.fast == nil {
+				return front.Serve(l)
+			}
+			err := s.fast.accept(l)
+			if s.draining.Load() {
+				return http.ErrServerClosed
+			}
+			return err
+		})
 	}
 	if secure != nil {
-		front.TLSConfig = s.cfg.TLS.Clone()
 		serve("public TLS listener "+secure.Addr().String(), func() error { return front.ServeTLS(secure, "", "") })
 	}
 	if admin != nil {
@@ -239,7 +257,7 @@ func (s *Server) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	case err = <-failed:
 	}
-	s.drain(front, cut)
+	s.drain(front, public, cut)
 	_ = back.Close()
 	serving.Wait()
 	lastReport()
@@ -269,14 +287,26 @@ func (s *Server) httpServer(h http.Handler, base context.Context) *http.Server {
 }
 
 // drain ends what runs: streams first, then everything.
-func (s *Server) drain(front *http.Server, cut context.CancelCauseFunc) {
+func (s *Server) drain(front *http.Server, public []net.Listener, cut context.CancelCauseFunc) {
 	s.draining.Store(true)
 	s.log.Info("edge: draining", "name", s.cfg.Name)
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.DrainTimeout)
 	defer cancel()
-	streams := time.AfterFunc(s.cfg.StreamGrace, func() { s.endStreams(errEnding) })
+	streams := time.AfterFunc(s.cfg.StreamGrace, func() {
+		s.endStreams(errEnding)
+		if s.fast != nil {
+			s.fast.server.EndStreams()
+		}
+	})
 	defer streams.Stop()
-	err := front.Shutdown(ctx)
+	var early error
+	if s.fast != nil {
+		for _, l := range public {
+			_ = l.Close()
+		}
+		early = s.fast.server.Drain(ctx)
+	}
+	err := errors.Join(early, front.Shutdown(ctx))
 	if err == nil {
 		// Shutdown does not know upgraded connections.
 		err = s.idle(ctx)
@@ -289,6 +319,9 @@ func (s *Server) drain(front *http.Server, cut context.CancelCauseFunc) {
 		cancelSoon()
 	}
 	cut(errEnding)
+	if s.fast != nil {
+		s.fast.close()
+	}
 	_ = front.Close()
 	last, cancelLast := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancelLast()
@@ -318,6 +351,9 @@ func (s *Server) tidy(ctx context.Context) {
 	for {
 		changed := s.topo.Changed()
 		s.pools.Retain(s.topo.Knows)
+		if s.fast != nil {
+			s.fast.retain()
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():

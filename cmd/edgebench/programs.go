@@ -146,7 +146,7 @@ func runEdge(ctx context.Context, args []string) error {
 	}
 	cfg := edge.Config{
 		Addr: p.addr, AdminAddr: "127.0.0.1:0", Extractors: []extract.Spec{{Header: tenantHeader}},
-		AdmissionKey: []byte("edgebench edgebench edgebench 32"), AccessLog: 1, Log: log, IdleTimeout: time.Hour,
+		AdmissionKey: []byte("edgebench edgebench edgebench 32"), AccessLog: 1, Log: log, IdleTimeout: time.Hour, FastPath: true,
 	}
 	if p.tlsAddr != "" {
 		cert, err := tls.LoadX509KeyPair(p.cert, p.key)

@@ -48,6 +48,12 @@ type List struct {
 type rule struct {
 	kind, text string
 	find       func(r *http.Request) (f Found, ok bool, miss, refuse *cells.Answer)
+
+	// For [List.Quick]: the header, in lower case, and whether it is kept from the cell;
+	// the fixed tenant.
+	header string
+	strip  bool
+	fixed  []byte
 }
 
 // New makes a list and reads the key sets that it names. Errors wrap
@@ -153,7 +159,7 @@ func (s *Spec) compile(o *options) (rule, error) {
 		return rule{}, err
 	}
 	tenant := s.Fixed
-	return rule{kind: kind, text: "fixed " + string(tenant),
+	return rule{kind: kind, text: "fixed " + string(tenant), fixed: []byte(tenant),
 		find: func(*http.Request) (Found, bool, *cells.Answer, *cells.Answer) {
 			return Found{Tenant: tenant}, true, nil, nil
 		}}, nil
@@ -197,7 +203,7 @@ func (s *Spec) compileHeader() (rule, error) {
 	if s.Strip {
 		strip = name
 	}
-	return rule{kind: "header", text: "header " + name,
+	return rule{kind: "header", text: "header " + name, header: strings.ToLower(name), strip: s.Strip,
 		find: func(r *http.Request) (Found, bool, *cells.Answer, *cells.Answer) {
 			v, ok, refuse := oneValue(r.Header, name)
 			return Found{Tenant: cells.TenantID(v), StripHeader: strip}, ok, nil, refuse

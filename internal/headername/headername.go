@@ -10,7 +10,11 @@ import "strings"
 // case, and every other character than a letter or a digit as '-'.
 func Folded(name string) string {
 	var buf [64]byte
-	b := buf[:0]
+	return string(Fold(buf[:0], name))
+}
+
+// Fold appends what [Folded] returns.
+func Fold[S string | []byte](b []byte, name S) []byte {
 	for i := range len(name) {
 		c := name[i]
 		switch {
@@ -22,7 +26,7 @@ func Folded(name string) string {
 		}
 		b = append(b, c)
 	}
-	return string(b)
+	return b
 }
 
 // Platform reports whether the header belongs to the platform: Cell-*, in any

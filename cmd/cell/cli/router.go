@@ -61,6 +61,7 @@ with TLS. The admin listener has health, metrics and explain, and no credential.
 	f.StringVar(&extractorsFile, "extractors-file", "", "the same, from a file")
 	f.StringVar(&defaultCell, "default-cell", "", "cell that serves tenants without a route; default: none does")
 	f.IntVar(&cfg.Hold.Requests, "hold-count", 0, "how many requests may wait for moves at once; 0 is the default")
+	f.BoolVar(&cfg.FastPath, "fast-path", false, "forward common HTTP/1.1 requests past net/http, on the listeners without TLS, to processes that are reached without TLS; not with trusted proxies")
 	f.DurationVar(&cfg.Hold.Time, "hold-time", 0, "how long one request may wait for a move; 0 is the default")
 	for _, n := range []string{"directory", "admission-key-file"} {
 		_ = c.MarkFlagRequired(n)
