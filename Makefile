@@ -29,6 +29,7 @@ demo-postgres: build postgres ## the same with a private Postgres cluster for ea
 
 test: postgres clickhouse languages lint ## everything that CI runs
 	$(GO) test $(RACE) -timeout 20m ./...
+	EDGE_FAST_PATH=on $(GO) test $(RACE) -timeout 10m ./edge # once more, with the fast path
 	$(GO) test -timeout 10m ./cmd/cell/schedule
 	$(GO) test -count=1 -run '^TestAllocs$$' $(ALLOCS)
 	cd services && $(GO) test $(RACE) -timeout 10m ./...
