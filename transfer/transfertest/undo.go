@@ -80,8 +80,8 @@ func (w *world) undone() {
 	w.must(w.a.Write(w.tb.Context(), w.tenant, undo.OpenEpoch(), "again", func(x Exec) error { return putItem(x, w.tenant, "after the undo", 1) }))
 	w.discard(w.b, cells.Residue{Cell: w.b.ID(), Epoch: undo.CloseEpoch(), Move: undo.ID})
 	w.sweep()
-	w.clean(w.a)
-	w.clean(w.b)
+	w.gone(w.a)
+	w.gone(w.b)
 	w.bystandersUntouched()
 }
 

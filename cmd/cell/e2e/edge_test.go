@@ -118,8 +118,12 @@ func TestDirectoryDown(t *testing.T) {
 	if _, err := a.Set(t.Context(), "n", "k", "kept", -1); err != nil {
 		t.Fatal(err)
 	}
-	// The snapshots follow the last placement a moment later.
-	e.eventually("the edge has written what it knows", 10*time.Second, func() bool {
+	// The snapshots follow the last placement a moment later; so do those of the cells.
+	e.eventually("the edge and the cell have written what they know", time.Minute, func() bool {
+		cell, err := os.ReadFile(filepath.Join(e.Layout.Cell("cell-b"), "member-1", "routes.snapshot"))
+		if err != nil || !bytes.Contains(cell, []byte("globex")) {
+			return false
+		}
 		x, err1 := os.ReadFile(filepath.Join(e.Layout.Edge(), "routes.snapshot"))
 		_, err2 := os.ReadFile(filepath.Join(e.Layout.Edge(), "topology.snapshot"))
 		return err1 == nil && err2 == nil && bytes.Contains(x, []byte("globex"))

@@ -166,7 +166,7 @@ func (e *env) until(what string, ok func() bool) {
 	e.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); {
+	for deadline := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(deadline) {
 			e.Fatalf("waited in vain: %s", what)
 		}
