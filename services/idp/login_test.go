@@ -36,8 +36,8 @@ type place struct {
 	lookups, asked atomic.Int64
 }
 
-func newPlace(t *testing.T, p *idptest.Provider) *place {
-	at := &place{}
+func newPlace(t *testing.T, p *idptest.Provider, lookup http.HandlerFunc) *place {
+	at := &place{lookup: lookup}
 	h, err := signin.MetadataHandler("https://whatever.example", p.URL, p.Client)
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +69,7 @@ func TestLoginCommand(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	p := idptest.Start(t, "cell-one", idp.User{Name: "ann", Password: "pw", Email: "ann@example.com", Verified: true, Tenant: "acme"})
-	at := newPlace(t, p)
-	at.lookup = answers(&cells.Answer{Code: cells.CodeNoCell})
+	at := newPlace(t, p, answers(&cells.Answer{Code: cells.CodeNoCell}))
 	v, err := signin.New(signin.Config{Issuers: signin.Issuers{{Issuer: p.URL, Audience: p.Client}}})
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +153,7 @@ func answers(a *cells.Answer) http.HandlerFunc {
 func TestLogin(t *testing.T) {
 	ann := idp.User{Name: "ann", Password: "pw", Email: "ann@example.com", Verified: true, Tenant: "acme"}
 	first, second := idptest.Start(t, "cell-one", ann), idptest.Start(t, "cell-two", ann)
-	shared, two := newPlace(t, first), newPlace(t, second)
+	shared, two := newPlace(t, first, nil), newPlace(t, second, nil)
 	toTwo := func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(wire.Lookup{Tenant: "acme", Cell: "two", Host: "two.example.com"})
 	}
