@@ -29,6 +29,7 @@ type sides struct {
 }
 
 func newSides(t testing.TB) *sides {
+	t.Setenv("EDGE_FAST_PATH", "") // one side is without it, whatever the others are
 	x := &sides{}
 	for i := range x.fleets {
 		x.fleets[i] = newFleet(t, fleetOptions{cfg: edge.Config{FastPath: i == 0, ReadHeaderTimeout: time.Minute}, handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -66,7 +67,7 @@ const lastRequest = "GET /last HTTP/1.1\r\nHost: h\r\nX-Tenant: acme\r\nConnecti
 
 // ask sends the bytes and a last request behind them to a side. It returns what the
 // service saw, and the answers.
-func (x *sides) ask(t testing.TB, i int, raw string) (seen, answers []string) {
+func (x *sides) ask(t testing.TB, i int, raw string, wait time.Duration) (seen, answers []string) {
 	x.mu.Lock()
 	x.seen[i] = nil
 	x.mu.Unlock()
@@ -75,7 +76,7 @@ func (x *sides) ask(t testing.TB, i int, raw string) (seen, answers []string) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(300 * time.Millisecond)) // half a request waits for the rest
+	_ = c.SetDeadline(time.Now().Add(wait)) // half a request waits for the rest
 	_, _ = io.WriteString(c, raw+lastRequest)
 	from := bufio.NewReader(c)
 	for {
@@ -106,12 +107,19 @@ func (x *sides) same(t testing.TB, raw string) {
 	if strings.Contains(strings.ToUpper(raw), "HEAD ") {
 		return // an answer cannot be read without knowing that it is HEAD's
 	}
-	seenFast, fast := x.ask(t, 0, raw)
-	seenSlow, slow := x.ask(t, 1, raw)
-	if n := len(fast) - 1; n >= 0 && n < len(slow) && strings.HasPrefix(fast[n], "400 ") && len(seenFast) <= len(seenSlow) {
-		// net/http forgives line breaks behind a POST, if it has read that itself. To refuse
-		// more is no harm.
-		seenSlow, slow = seenSlow[:len(seenFast)], append(slow[:n:n], fast[n])
+	var seenFast, fast, seenSlow, slow []string
+	// A difference may be one of time: it is looked at once more.
+	for _, wait := range []time.Duration{300 * time.Millisecond, time.Minute} {
+		seenFast, fast = x.ask(t, 0, raw, wait)
+		seenSlow, slow = x.ask(t, 1, raw, wait)
+		if n := len(fast) - 1; n >= 0 && n < len(slow) && strings.HasPrefix(fast[n], "400 ") && len(seenFast) <= len(seenSlow) {
+			// net/http forgives line breaks behind a POST, if it has read that itself. To refuse
+			// more is no harm.
+			seenSlow, slow = seenSlow[:len(seenFast)], append(slow[:n:n], fast[n])
+		}
+		if slices.Equal(seenFast, seenSlow) && slices.Equal(fast, slow) {
+			return
+		}
 	}
 	if !slices.Equal(seenFast, seenSlow) {
 		t.Errorf("of %q the service saw\n%s\nby the fast path, and\n%s\nwithout it", raw, strings.Join(seenFast, "\n"), strings.Join(seenSlow, "\n"))
