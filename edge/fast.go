@@ -5,11 +5,13 @@ package edge
 import (
 	"bytes"
 	"context"
+	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,15 +31,16 @@ type fast struct {
 	server *fastpath.Server
 	over   *handOver
 
-	tenants [64]struct {
-		mu    sync.RWMutex // guards known
-		known map[string]*fastTenant
-	}
-	mu sync.Mutex // guards the writing of ups
+	tenants [64]fastShard
+	mu      sync.Mutex // guards the writing of ups
 	// ups is replaced, never changed in place.
 	ups atomic.Pointer[map[fastKey]*fastpath.Upstream]
-	// forwarded are the counters of requests that were, by cell.
-	forwarded sync.Map // cells.CellID -> prometheus.Counter
+}
+
+// fastShard has a part of the tenants.
+type fastShard struct {
+	mu    sync.RWMutex // guards known
+	known map[string]*fastTenant
 }
 
 // fastKey names a process of a cell.
@@ -102,12 +105,17 @@ func (f *fast) Route(r *fastpath.Request, t *fastpath.Target) bool {
 	return true
 }
 
+// shardOf is where a tenant, whose name is not empty, is remembered.
+func shardOf[S cells.TenantID | []byte](f *fast, name S) *fastShard {
+	return &f.tenants[(int(name[len(name)-1])*31+int(name[len(name)/2])*7+len(name))%len(f.tenants)]
+}
+
 // tenant returns what is known of a tenant; nil for what cannot be one.
 func (f *fast) tenant(name []byte) *fastTenant {
 	if len(name) == 0 {
 		return nil
 	}
-	shard := &f.tenants[(int(name[len(name)-1])*31+int(name[len(name)/2])*7+len(name))%len(f.tenants)]
+	shard := shardOf(f, name)
 	shard.mu.RLock()
 	e := shard.known[string(name)]
 	shard.mu.RUnlock()
@@ -124,8 +132,9 @@ func (f *fast) tenant(name []byte) *fastTenant {
 // learn remembers what the tenant's cell is told.
 func (f *fast) learn(tenant cells.TenantID, d cells.Decision) *fastTenant {
 	said := f.s.tokens.get(tenant, d.Cell, d.Epoch)
-	e := &fastTenant{tenant: tenant, cell: d.Cell, epoch: d.Epoch, rule: d.Rule, forwarded: f.counter(d.Cell),
-		down: f.s.down(d.Cell), storeDown: f.s.storeDown(d.Cell)}
+	e := &fastTenant{tenant: tenant, cell: d.Cell, epoch: d.Epoch, rule: d.Rule,
+		forwarded: f.s.metrics.requests.WithLabelValues(string(d.Cell), outcomeForwarded),
+		down:      f.s.down(d.Cell), storeDown: f.s.storeDown(d.Cell)}
 	add := func(name string, values []string) {
 		for _, v := range values {
 			e.headers = append(append(append(append(e.headers, name...), ": "...), v...), "\r\n"...)
@@ -134,8 +143,7 @@ func (f *fast) learn(tenant cells.TenantID, d cells.Decision) *fastTenant {
 	add(cells.HeaderTenant, said.tenant)
 	add(cells.HeaderEpoch, said.number)
 	add(cells.HeaderAdmission, said.mint)
-	name := []byte(tenant)
-	shard := &f.tenants[(int(name[len(name)-1])*31+int(name[len(name)/2])*7+len(name))%len(f.tenants)]
+	shard := shardOf(f, tenant)
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	if len(shard.known) >= maxFastTenants {
@@ -143,14 +151,6 @@ func (f *fast) learn(tenant cells.TenantID, d cells.Decision) *fastTenant {
 	}
 	shard.known[string(tenant)] = e
 	return e
-}
-
-func (f *fast) counter(cell cells.CellID) prometheus.Counter {
-	if c, ok := f.forwarded.Load(cell); ok {
-		return c.(prometheus.Counter)
-	}
-	c, _ := f.forwarded.LoadOrStore(cell, f.s.metrics.requests.WithLabelValues(string(cell), outcomeForwarded))
-	return c.(prometheus.Counter)
 }
 
 // upstream returns a process; nil for one that is not reached by http.
@@ -169,11 +169,8 @@ func (f *fast) upstream(key fastKey) *fastpath.Upstream {
 		return u
 	}
 	o := f.s.pools.Options()
-	u := fastpath.NewUpstream(addr, open, fastpath.Options{DialTimeout: o.DialTimeout, IdleTimeout: o.IdleTimeout, AnswerTimeout: o.AnswerTimeout, MaxIdle: o.MaxIdle})
-	next := make(map[fastKey]*fastpath.Upstream, len(cur)+1)
-	for k, v := range cur {
-		next[k] = v
-	}
+	u := fastpath.NewUpstream(addr, open, fastpath.Options{DialTimeout: o.DialTimeout, IdleTimeout: o.IdleTimeout, MaxIdle: o.MaxIdle})
+	next := maps.Clone(cur)
 	next[key] = u
 	f.ups.Store(&next)
 	return u
@@ -185,11 +182,7 @@ func (f *fast) retain() {
 	defer f.mu.Unlock()
 	next := map[fastKey]*fastpath.Upstream{}
 	for k, u := range *f.ups.Load() {
-		known := false
-		for _, base := range f.s.topo.Upstreams(k.cell) {
-			known = known || base == k.base
-		}
-		if known {
+		if slices.Contains(f.s.topo.Upstreams(k.cell), k.base) {
 			next[k] = u
 		} else {
 			u.Close()
@@ -285,7 +278,7 @@ func (f *fast) Refuse(r *fastpath.Request, t *fastpath.Target, start time.Time, 
 	x.client = forward.Proxies(nil).See(in)
 	x.refuse(cells.AnswerOf(x.broken(f.s.routes.Lookup(e.tenant), err)))
 	x.finish(nil)
-	return w.bytes(string(r.Method) == http.MethodHead)
+	return w.bytes(in)
 }
 
 // answerBuffer is an answer in memory.
@@ -299,16 +292,12 @@ func (w *answerBuffer) Header() http.Header         { return w.header }
 func (w *answerBuffer) WriteHeader(status int)      { w.status = status }
 func (w *answerBuffer) Write(p []byte) (int, error) { return w.body.Write(p) }
 
-func (w *answerBuffer) bytes(head bool) []byte {
+// bytes is the answer as it is sent to the request, on a connection that is then closed.
+func (w *answerBuffer) bytes(to *http.Request) []byte {
 	var b bytes.Buffer
-	b.WriteString("HTTP/1.1 " + strconv.Itoa(w.status) + " " + http.StatusText(w.status) + "\r\n")
-	w.header.Set("Content-Length", strconv.Itoa(w.body.Len()))
-	w.header.Set("Connection", "close")
-	_ = w.header.Write(&b)
-	b.WriteString("\r\n")
-	if !head {
-		b.Write(w.body.Bytes())
-	}
+	resp := &http.Response{StatusCode: w.status, ProtoMajor: 1, ProtoMinor: 1, Request: to, Header: w.header,
+		ContentLength: int64(w.body.Len()), Body: io.NopCloser(&w.body), Close: true}
+	_ = resp.Write(&b)
 	return b.Bytes()
 }
 

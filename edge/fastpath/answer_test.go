@@ -40,7 +40,7 @@ func newStage(t testing.TB) *stage {
 		t.Fatal(err)
 	}
 	x := &stage{t: t, answers: make(chan string, 16), handed: make(chan net.Conn, 16), ended: make(chan Ending, 16), refused: make(chan error, 16)}
-	x.up = NewUpstream(l.Addr().String(), new(atomic.Int64), Options{DialTimeout: time.Minute, IdleTimeout: time.Minute, AnswerTimeout: time.Minute, MaxIdle: 4})
+	x.up = NewUpstream(l.Addr().String(), new(atomic.Int64), Options{DialTimeout: time.Minute, IdleTimeout: time.Minute, MaxIdle: 4})
 	x.s = NewServer(Config{Backend: x, ReadTimeout: time.Minute, IdleTimeout: time.Minute, AnswerTimeout: time.Minute})
 	done := make(chan struct{})
 	go func() {

@@ -67,8 +67,6 @@ func (x *conn) serve() {
 			x.handOver()
 			return
 		}
-		// Reading the body may have moved the buffer: the request's bytes are where they were
-		// only if it did not.
 		if !x.exchange(head) {
 			return
 		}
@@ -109,7 +107,7 @@ func (x *conn) body(n int) bool {
 		return true
 	}
 	if x.r+n > len(x.buf) {
-		// It does not fit behind what was before: the bytes move, and are read again.
+		// It does not fit behind the request before it, and what is parsed must not move.
 		x.handOver()
 		return false
 	}

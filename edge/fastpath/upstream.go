@@ -28,8 +28,8 @@ type Upstream struct {
 
 // Options bound what upstreams do.
 type Options struct {
-	DialTimeout, IdleTimeout, AnswerTimeout time.Duration
-	MaxIdle                                 int
+	DialTimeout, IdleTimeout time.Duration
+	MaxIdle                  int
 }
 
 // NewUpstream returns an upstream without connections. Close it.
