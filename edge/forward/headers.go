@@ -3,6 +3,7 @@
 package forward
 
 import (
+	"bytes"
 	"net/http"
 	"net/url"
 	"strings"
@@ -10,31 +11,32 @@ import (
 	"github.com/cloister-dev/cloister/internal/headername"
 )
 
-// mayFold reports cheaply whether a name could be one that is dropped.
-func mayFold(name string) bool {
-	return name != "" && (name[0] == 'C' || name[0] == 'c' || name[0] == 'X' || name[0] == 'x' || name[0] == 'F' || name[0] == 'f')
-}
-
-// Platform reports whether the header belongs to the platform: Cell-*, in any
-// spelling that a server could take for it (Cell_Tenant, cell.tenant).
-func Platform(name string) bool { return headername.Platform(name) }
-
-// forwarding reports whether the header claims something about the hops before.
-func forwarding(name string) bool {
-	switch f := headername.Folded(name); f {
+// Passes reports whether a client's header is passed on: it is not the platform's in
+// any spelling ([headername.Platform]), and claims nothing about the hops before. It makes no garbage for names of 64 bytes.
+func Passes[S string | []byte](name S) bool {
+	if len(name) == 0 {
+		return true
+	}
+	switch name[0] | 0x20 { // cheaply: most names are none of those
+	case 'c', 'x', 'f':
+	default:
+		return true
+	}
+	var buf [64]byte
+	f := headername.Fold(buf[:0], name)
+	switch string(f) {
 	case "forwarded", "x-forwarded", "x-original-forwarded-for", "x-real-ip", "x-client-ip", "x-cluster-client-ip",
 		"x-host", "x-original-host", "x-http-host-override", "x-original-url", "x-rewrite-url":
-		return true
-	default:
-		return strings.HasPrefix(f, "x-forwarded-")
+		return false
 	}
+	return !bytes.HasPrefix(f, []byte("cell-")) && !bytes.HasPrefix(f, []byte("x-forwarded-"))
 }
 
 // CleanRequest drops from a client's headers everything that is the platform's to
 // say. It may be used for trailers as well.
 func CleanRequest(h http.Header) {
 	for name := range h {
-		if mayFold(name) && (Platform(name) || forwarding(name)) {
+		if !Passes(name) {
 			delete(h, name)
 		}
 	}
