@@ -241,50 +241,30 @@ func (d deployments) placeAll(ctx context.Context, tx *Tx, ch *deploy.Change, au
 		return err
 	}
 	created := int64(0)
-	for _, claim := range claims {
-		p := deploy.Placement{Tenant: claim.Tenant, Cell: c.Name, By: deploy.ByAttach, Actor: audit.Actor, At: audit.At}
-		won, err := d.insert(ctx, tx, p, audit)
+	for part := range slices.Chunk(claims, placeMax) {
+		list := make([]placed, len(part))
+		for i, claim := range part {
+			list[i] = placed{deploy.Placement{Tenant: claim.Tenant, Cell: c.Name, By: deploy.ByAttach, Actor: audit.Actor, At: audit.At}, audit}
+		}
+		others, err := insertPlacements(ctx, tx, list)
 		if err != nil {
 			return err
 		}
-		if won.Cell != c.Name {
-			return fmt.Errorf("%w: %s in cell %s", deploy.ErrPlacedElsewhere, claim.Tenant, won.Cell)
-		}
-		if won.created {
+		for _, claim := range part {
+			other, there := others[claim.Tenant]
+			switch {
+			case there && other.Cell != c.Name:
+				return fmt.Errorf("%w: %s in cell %s", deploy.ErrPlacedElsewhere, claim.Tenant, other.Cell)
+			case there:
+				continue
+			}
 			created++
-		}
-		if err := deploy.Room(&c, created); err != nil && claim.Bound && won.created {
-			return fmt.Errorf("%w (tenant %s)", err, claim.Tenant)
+			if err := deploy.Room(&c, created); err != nil && claim.Bound {
+				return fmt.Errorf("%w (tenant %s)", err, claim.Tenant)
+			}
 		}
 	}
 	return nil
-}
-
-type winner struct {
-	deploy.Placement
-	created bool
-}
-
-// insert writes a placement and its audit entry, or reads the one that is there.
-func (d deployments) insert(ctx context.Context, tx *Tx, p deploy.Placement, audit api.AuditEntry) (winner, error) {
-	res, err := tx.ExecContext(ctx, `INSERT INTO deployment_placements (tenant, cell, placed_by, actor, at, epoch, move) VALUES (?, ?, ?, ?, ?, 0, '')
-		ON CONFLICT (tenant) DO NOTHING`, p.Tenant, p.Cell, p.By, p.Actor, micros(p.At))
-	if err != nil {
-		return winner{}, err
-	}
-	n, err := res.RowsAffected()
-	if err != nil {
-		return winner{}, err
-	}
-	if n == 1 {
-		audit.Action, audit.Tenant, audit.Cell = "placement", p.Tenant, p.Cell
-		audit.Detail = json.RawMessage(`{"by":"` + string(p.By) + `"}`)
-		if err := insertAudit(ctx, tx, audit); err != nil {
-			return winner{}, err
-		}
-	}
-	won, err := placementIn(ctx, tx, p.Tenant)
-	return winner{won, n == 1}, err
 }
 
 const deploymentPlacements = `SELECT p.tenant, p.cell, c.deployment_id, p.placed_by, p.actor, p.at, p.epoch, p.move, p.moving_to, p.moving_by

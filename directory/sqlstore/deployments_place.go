@@ -125,23 +125,21 @@ func (d deployments) placeIn(ctx context.Context, tx *Tx, cell cells.CellID, ten
 			}
 		}
 	}
-	if err := d.insertList(ctx, tx, first); err != nil {
+	var fresh []placed
+	for _, tenant := range slices.Sorted(maps.Keys(first)) { // an attach writes in this order, too
+		call := first[tenant].call
+		fresh = append(fresh, placed{deploy.Placement{Tenant: tenant, Cell: cell, DeploymentID: c.DeploymentID, By: call.By, Actor: call.Actor,
+			At: fromMicros(micros(call.At))}, first[tenant].audit})
+	}
+	others, err := insertPlacements(ctx, tx, fresh) // there may be some of an attach, which locks no tenants
+	if err != nil {
 		return err
 	}
-	var lost []string // to an attach, which locks no tenants
-	for tenant, p := range first {
-		if !p.created {
-			lost = append(lost, string(tenant))
-			continue
+	maps.Copy(held, others)
+	for _, p := range fresh {
+		if _, lost := others[p.Tenant]; !lost {
+			held[p.Tenant], first[p.Tenant].created = p.Placement, true
 		}
-		held[tenant] = deploy.Placement{Tenant: tenant, Cell: cell, DeploymentID: c.DeploymentID, By: p.call.By, Actor: p.call.Actor, At: fromMicros(micros(p.call.At))}
-	}
-	if len(lost) > 0 {
-		others, err := placementsIn(ctx, tx, lost)
-		if err != nil {
-			return err
-		}
-		maps.Copy(held, others)
 	}
 	for _, p := range list {
 		if won, ok := held[p.call.Tenant]; ok {
@@ -151,41 +149,55 @@ func (d deployments) placeIn(ctx context.Context, tx *Tx, cell cells.CellID, ten
 	return nil
 }
 
-// insertList writes the placements of tenants that nobody held, and their audit
-// entries. Who finds a tenant held meanwhile has created nothing.
-func (d deployments) insertList(ctx context.Context, tx *Tx, first map[cells.TenantID]*placing) error {
-	if len(first) == 0 {
-		return nil
+// placed is a placement to write, with what its audit entry says of the caller.
+type placed struct {
+	deploy.Placement
+	audit api.AuditEntry
+}
+
+// insertPlacements writes placements, in their order, and the audit entry of each. Of
+// the tenants that are placed already it returns where.
+func insertPlacements(ctx context.Context, tx *Tx, list []placed) (others map[cells.TenantID]deploy.Placement, err error) {
+	if len(list) == 0 {
+		return nil, nil
 	}
 	var args []any
-	order := slices.Sorted(maps.Keys(first)) // an attach writes in this order, too
-	for _, tenant := range order {
-		c := first[tenant].call
-		args = append(args, tenant, c.Cell, c.By, c.Actor, micros(c.At))
+	for _, p := range list {
+		args = append(args, p.Tenant, p.Cell, p.By, p.Actor, micros(p.At))
 	}
 	rows, err := tx.QueryContext(ctx, `INSERT INTO deployment_placements (tenant, cell, placed_by, actor, at, epoch, move) VALUES `+
-		tuples(len(order), `(?, ?, ?, ?, ?, 0, '')`)+` ON CONFLICT (tenant) DO NOTHING RETURNING tenant`, args...)
+		tuples(len(list), `(?, ?, ?, ?, ?, 0, '')`)+` ON CONFLICT (tenant) DO NOTHING RETURNING tenant`, args...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
-	var entries []api.AuditEntry
+	created := map[cells.TenantID]bool{}
 	for rows.Next() {
 		var tenant cells.TenantID
 		if err := rows.Scan(&tenant); err != nil {
-			return err
+			return nil, err
 		}
-		p := first[tenant]
-		p.created = true
-		e := p.audit
-		e.Action, e.Tenant, e.Cell = "placement", tenant, p.call.Cell
-		e.Detail = json.RawMessage(`{"by":"` + string(p.call.By) + `"}`)
-		entries = append(entries, e)
+		created[tenant] = true
 	}
 	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-		return err
+		return nil, err
 	}
-	return insertAudit(ctx, tx, entries...)
+	var entries []api.AuditEntry
+	var lost []string
+	for _, p := range list {
+		if !created[p.Tenant] {
+			lost = append(lost, string(p.Tenant))
+			continue
+		}
+		e := p.audit
+		e.Action, e.Tenant, e.Cell = "placement", p.Tenant, p.Cell
+		e.Detail = json.RawMessage(`{"by":"` + string(p.By) + `"}`)
+		entries = append(entries, e)
+	}
+	if err := insertAudit(ctx, tx, entries...); err != nil || len(lost) == 0 {
+		return nil, err
+	}
+	return placementsIn(ctx, tx, lost)
 }
 
 // placementsIn returns the placements of tenants by tenant.
