@@ -31,7 +31,7 @@ test: postgres clickhouse languages lint ## everything that CI runs
 	$(GO) test $(RACE) -timeout 20m ./...
 	EDGE_FAST_PATH=on $(GO) test $(RACE) -timeout 10m ./edge # once more, with the fast path
 	$(GO) test -timeout 10m ./cmd/cell/schedule
-	$(GO) test -count=1 -run '^TestAllocs$$' $(ALLOCS)
+	$(MAKE) allocs
 	cd services && $(GO) test $(RACE) -timeout 10m ./...
 	cd table/realtest && $(GO) test $(RACE) -timeout 10m ./etcdtest/...
 	cd member/stores/realtest && $(GO) test -timeout 10m ./...
@@ -66,10 +66,10 @@ clickhouse: ## install Debian's ClickHouse server if it is missing
 	@scripts/need-clickhouse
 
 nginx: ## install Debian's nginx if it is missing
-	@scripts/need-nginx
+	@scripts/need-benched nginx
 
 haproxy: ## install Debian's HAProxy if it is missing
-	@scripts/need-haproxy
+	@scripts/need-benched haproxy
 
 languages: ## install what the examples in Python and Node need
 	@scripts/need-python

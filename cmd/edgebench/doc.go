@@ -22,8 +22,8 @@
 //
 // The load is a closed loop: each connection sends its next request when it has its
 // answer. Every answer is checked; a wrong one ends the measurement. Peers that are not
-// installed are an error, unless --peers leaves them out; scripts/need-nginx and
-// scripts/need-haproxy install them.
+// installed are an error, unless --peers leaves them out; make nginx and make
+// haproxy install them.
 //
 // It has no state but a temporary folder, which holds the peers' configuration and logs
 // and is removed at the end (--keep keeps it).

@@ -14,9 +14,6 @@ import (
 	"net"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -147,40 +144,18 @@ func (l *grpcLoad) close() {
 }
 
 func (l *grpcLoad) run(n int) (*loadResult, error) {
-	parts, errs := make([]histogram, l.atOnce), make([]error, l.atOnce)
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	started := time.Now()
-	for i := range l.atOnce {
-		wg.Go(func() {
-			in, out := make([]byte, unaryBytes), make([]byte, 0, chunkBytes)
-			for {
-				k := int(next.Add(1)) - 1
-				if k >= n {
-					return
-				}
-				ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(l.ctx, strings.ToLower(tenantHeader), tenantName(k%tenants)), loadStall)
-				sent := time.Now()
-				if l.stream {
-					errs[i] = pull(ctx, l.conns[i%len(l.conns)], &out)
-				} else {
-					errs[i] = echo(ctx, l.conns[i%len(l.conns)], in, &out)
-				}
-				cancel()
-				if errs[i] != nil {
-					next.Store(int64(n))
-					return
-				}
-				parts[i].add(time.Since(sent))
-			}
-		})
+	in, outs := make([]byte, unaryBytes), make([][]byte, l.atOnce)
+	for i := range outs {
+		outs[i] = make([]byte, 0, chunkBytes)
 	}
-	wg.Wait()
-	res := &loadResult{requests: n, took: time.Since(started)}
-	for i := range parts {
-		res.latency.merge(&parts[i])
-	}
-	return res, errors.Join(errs...)
+	return timed(l.atOnce, n, func(i, k int) error {
+		ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(l.ctx, strings.ToLower(tenantHeader), tenantName(k%tenants)), loadStall)
+		defer cancel()
+		if l.stream {
+			return pull(ctx, l.conns[i%len(l.conns)], &outs[i])
+		}
+		return echo(ctx, l.conns[i%len(l.conns)], in, &outs[i])
+	})
 }
 
 func echo(ctx context.Context, c *grpc.ClientConn, in []byte, out *[]byte) error {

@@ -21,8 +21,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -110,33 +108,11 @@ func (l *tlsLoad) close() {
 }
 
 func (l *tlsLoad) run(n int) (*loadResult, error) {
-	parts, errs := make([]histogram, len(l.conns)), make([]error, len(l.conns))
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	started := time.Now()
-	for i := range l.conns {
-		wg.Go(func() {
-			buf := make([]byte, 4<<10)
-			for {
-				k := int(next.Add(1)) - 1
-				if k >= n {
-					return
-				}
-				sent := time.Now()
-				if errs[i] = l.one(i, k, buf); errs[i] != nil {
-					next.Store(int64(n))
-					return
-				}
-				parts[i].add(time.Since(sent))
-			}
-		})
+	bufs := make([][]byte, len(l.conns))
+	for i := range bufs {
+		bufs[i] = make([]byte, 4<<10)
 	}
-	wg.Wait()
-	res := &loadResult{requests: n, took: time.Since(started)}
-	for i := range parts {
-		res.latency.merge(&parts[i])
-	}
-	return res, errors.Join(errs...)
+	return timed(len(l.conns), n, func(i, k int) error { return l.one(i, k, bufs[i]) })
 }
 
 // one sends the k-th request on the i-th connection.
