@@ -4,7 +4,6 @@ package rows
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/cloister-dev/cloister/cells"
@@ -152,33 +152,25 @@ func (p *pair) side(ctx context.Context, id cells.CellID, ca *pki.Authority) (*s
 	return s, err
 }
 
-// admitted lets a connection's transaction write rows that the guard protects.
-const admitted = "SELECT set_config('cell.admitted', pg_current_xact_id()::text || ' ' || $1, true)"
-
 func (p *pair) fill(ctx context.Context, rows, size int) error {
-	for _, name := range []string{string(tenant), "before", "zulu"} {
+	for _, name := range []cells.TenantID{tenant, "before", "zulu"} {
 		n := rows
-		if name != string(tenant) {
+		if name != tenant {
 			n = rows / 10
 		}
-		tx, err := p.from.pool.Begin(ctx)
+		if err := p.from.guard.OpenFence(ctx, cells.FenceOrder{Cell: p.from.id, Tenant: name, Epoch: base, Floor: base}); err != nil {
+			return err
+		}
+		err := p.from.guard.InTx(guard.ContextWith(ctx, guard.Admission{Tenant: name, Epoch: base, Cell: p.from.id}), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO item SELECT $1, 'row-' || lpad(i::text, 9, '0'), i, left(repeat(md5(i::text), $3 / 32 + 1), $3), now() FROM generate_series(1, $2) AS i`, name, n, size)
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		if _, err = tx.Exec(ctx, admitted, name); err == nil {
-			_, err = tx.Exec(ctx, `INSERT INTO item SELECT $1, 'row-' || lpad(i::text, 9, '0'), i, left(repeat(md5(i::text), $3 / 32 + 1), $3), now() FROM generate_series(1, $2) AS i`, name, n, size)
-		}
-		if err == nil {
-			err = tx.Commit(ctx)
-		}
-		if err != nil {
-			return errors.Join(err, tx.Rollback(ctx))
-		}
 	}
-	if _, err := p.from.pool.Exec(ctx, "VACUUM ANALYZE item"); err != nil {
-		return err
-	}
-	return p.from.guard.OpenFence(ctx, cells.FenceOrder{Cell: p.from.id, Tenant: tenant, Epoch: base, Floor: base})
+	_, err := p.from.pool.Exec(ctx, "VACUUM ANALYZE item")
+	return err
 }
 
 // serve serves the source's agent to that of the target.
