@@ -174,7 +174,7 @@ func testRecordStream(e *env) {
 	var tries atomic.Int64
 	m, err := e.other().SetMode(e.ctx, tenancy.Enforced, tenancy.ModeWrite{Tried: func(n int) error { tries.Store(int64(n)); return nil }})
 	enforced.Store(true)
-	if err != nil || m != tenancy.Enforced || tries.Load() > 20 {
+	if err != nil || m != tenancy.Enforced || tries.Load() > 2 {
 		e.Errorf("against a stream of inserts: %q after %d tries, %v", m, tries.Load(), err)
 	}
 	e.until("inserts find the mode", func() bool { return refused.Load() > 20 || e.Failed() })
